@@ -1,0 +1,350 @@
+"""Sharing a Raptor: its model card, saving it with its card, and pushing both to the Hub."""
+
+import math
+import re
+import tempfile
+from dataclasses import fields
+from os import PathLike
+from pathlib import Path
+
+import jinja2
+from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+from markupsafe import Markup
+from transformers import BaseImageProcessor, PreTrainedModel, TrainingArguments
+
+TEMPLATE_PATH = Path(__file__).with_name("model_card_template.md")
+# Stands in a card for the name of a model that isn't on the Hub yet; `push_to_hub` fills it in.
+UNNAMED = "path/to/this-raptor"
+# All that travels to the Hub: a training folder also holds checkpoints, pickles and local paths.
+PUSHED_FILES = [
+    "README.md",
+    "config.json",
+    "preprocessor_config.json",
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "configuration_raptor.py",
+    "modeling_raptor.py",
+]
+STAGES = {"before": "Before training", "after_stage1": "After stage 1", "after_stage2": "After stage 2"}
+TOKENS = ("cls", "register", "patch")
+# Of TrainingArguments a card shows those that shape the optimisation, of other arguments all but places and secrets.
+OPTIMIZATION_ARGUMENTS = {
+    *("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "optim", "max_grad_norm"),
+    *("lr_scheduler_type", "warmup_steps", "num_train_epochs", "max_steps", "per_device_train_batch_size"),
+    *("gradient_accumulation_steps", "bf16", "fp16", "seed"),
+}
+PRIVATE_ARGUMENT = re.compile(r"^teacher$|(^|_)(dataset|dir|path|folder|files?|config|checkpoint|token|key|hub)(_|$)")
+# A slash that follows no name starts a path of this machine.
+LOCAL_PATH = re.compile(r"(^|[^\w.])[\\/]")
+
+
+def model_card(
+    model: PreTrainedModel,
+    results: dict | None = None,
+    *,
+    repo_id: str | None = None,
+    license: str | None = None,
+    eval_results: list[EvalResult] | None = None,
+) -> ModelCard:
+    """
+    The model card of a Raptor: what it is, what it keeps of its teacher, how it was made, how to use it.
+
+    A figure that isn't given isn't mentioned. Names are escaped, and of a local path only the last part is shown.
+
+    Args:
+        model: the Raptor, with or without a head.
+        results: any of what `training/distill.py` writes to results.json: `teacher`, `dataset` (a name or a folder),
+            `image_size` (pixels), `arguments`, `wall_time_seconds`, `images_seen`, `parameters`
+            (`{"teacher": n, "raptor": n}`), and `fidelity`: for each of `before`, `after_stage1`, `after_stage2` what
+            [`raptor_hf.fidelity.LayerFidelity`] computes, lists of L + 1 numbers, index 0 the embeddings.
+        repo_id: `user/name`, for the code to use it.
+        license: the identifier of the weights' licence on the Hub. Defaults to that of the teacher, where it is one of
+            Meta's DINOv2 (Apache-2.0); otherwise none is stated.
+        eval_results: further measured figures.
+
+    Raises:
+        huggingface_hub.errors.HFValidationError: if `repo_id` is no name for a repository.
+    """
+    results = {key: value for key, value in (results or {}).items() if value is not None}
+    eval_results = eval_results or []
+    if repo_id is not None:
+        validate_repo_id(repo_id)
+    teacher, dataset = _source(results.get("teacher")), _source(results.get("dataset"))
+    fidelity = {stage: results.get("fidelity", {}).get(stage) for stage in STAGES}
+    fidelity = {stage: tokens for stage, tokens in fidelity.items() if tokens}
+    title = f"Raptor of {teacher['name']}" if teacher else "Raptor"
+    if license is None and teacher and teacher["on_hub"] and teacher["name"].startswith("facebook/dinov2"):
+        license = "apache-2.0"
+    measured = _fidelity_results(fidelity, dataset) + eval_results
+    classifier = model._auto_class == "AutoModelForImageClassification"
+    metadata = ModelCardData(
+        license=license,
+        base_model=teacher["name"] if teacher and teacher["on_hub"] else None,
+        datasets=[dataset["name"]] if dataset and dataset["on_hub"] else None,
+        library_name="transformers",
+        pipeline_tag="image-classification" if classifier else "image-feature-extraction",
+        tags=["raptor", "dinov2", "distillation", "weight-tying", "arxiv:2512.19941"],
+        model_name=title if measured else None,
+        eval_results=measured or None,
+    )
+    # What a template puts out is escaped unless it is marked as safe.
+    environment = jinja2.Environment(
+        finalize=_escape, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    template = environment.from_string(TEMPLATE_PATH.read_text(encoding="utf-8"))
+    return ModelCard(
+        template.render(
+            metadata=metadata.to_yaml(),
+            title=title,
+            repo_id=repo_id or UNNAMED,
+            model_class=type(model).__name__,
+            auto_class=model._auto_class,
+            teacher=teacher,
+            dataset=dataset,
+            num_layers=model.config.num_hidden_layers,
+            phases=_phases(model.config),
+            parameters=_parameters(results.get("parameters", {})),
+            fidelity=_fidelity_rows(fidelity),
+            layers=_layers(fidelity),
+            evaluations=eval_results,
+            image_size=results.get("image_size"),
+            training=_training(results, dataset),
+            arguments=_arguments(results.get("arguments", {})),
+        )
+    )
+
+
+def save_with_card(
+    model: PreTrainedModel,
+    image_processor: BaseImageProcessor | None,
+    results: dict | None,
+    folder: str | PathLike,
+    **card_kwargs,
+) -> Path:
+    """
+    Saves a Raptor (safetensors, each block once), its image processor and its card (README.md) to a folder.
+
+    Args:
+        image_processor: may be left out with `None`; the card's code then needs one from elsewhere.
+        results: see [`model_card`], which also takes `card_kwargs`.
+
+    Returns:
+        The folder.
+    """
+    folder = Path(folder)
+    card = model_card(model, results, **card_kwargs)
+    model.save_pretrained(folder)
+    if image_processor is not None:
+        image_processor.save_pretrained(folder)
+    card.save(folder / "README.md")
+    return folder
+
+
+def push_to_hub(
+    model: PreTrainedModel | str | PathLike,
+    repo_id: str,
+    *,
+    image_processor: BaseImageProcessor | None = None,
+    results: dict | None = None,
+    token: str | None = None,
+    private: bool | None = None,
+    revision: str | None = None,
+    commit_message: str = "Upload Raptor",
+    **card_kwargs,
+) -> str:
+    """
+    Pushes a Raptor with its card to the Hub; the repository is made if it isn't there.
+
+    Only the model, its code, its image processor and its card are sent: nothing else that lies in the folder.
+
+    Args:
+        model: a Raptor, or a folder that [`save_with_card`] has written; the name is filled in in its card.
+        repo_id: `user/name`, or `name` for the user's own.
+        image_processor, results: see [`save_with_card`]; only with a model, as are the `card_kwargs`.
+        token: defaults to that of `hf auth login`.
+        private: whether a new repository is private.
+        revision: the branch to push to, made from the main one if it isn't there.
+
+    Returns:
+        The address of the commit.
+
+    Raises:
+        ValueError: if the folder isn't a saved Raptor with its card, or `results` and the like are given for one.
+        huggingface_hub.errors.HFValidationError: if `repo_id` is no name for a repository.
+        huggingface_hub.errors.HfHubHTTPError: if the Hub refuses.
+    """
+    if isinstance(model, PreTrainedModel):
+        with tempfile.TemporaryDirectory() as folder:
+            save_with_card(model, image_processor, results, folder, **card_kwargs)
+            return push_to_hub(
+                folder, repo_id, token=token, private=private, revision=revision, commit_message=commit_message
+            )
+    if image_processor is not None or results is not None or card_kwargs:
+        raise ValueError("A folder is pushed as it was saved: give image_processor and results to save_with_card.")
+    validate_repo_id(repo_id)
+    folder = Path(model)
+    for name in ("config.json", "README.md"):
+        if not (folder / name).is_file():
+            raise ValueError(f"{folder} has no {name}: save the model there with raptor_hf.hub.save_with_card first.")
+    api = HfApi(token=token)
+    repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+    card = ModelCard.load(folder / "README.md")
+    card.text = card.text.replace(UNNAMED, repo_id)
+    card.save(folder / "README.md")
+    if revision is not None:
+        api.create_branch(repo_id, branch=revision, exist_ok=True)
+    commit = api.upload_folder(
+        repo_id=repo_id,
+        folder_path=folder,
+        revision=revision,
+        commit_message=commit_message,
+        allow_patterns=PUSHED_FILES,
+        ignore_patterns=["*/*"],
+    )
+    return commit.commit_url
+
+
+def _escape(value):
+    """Any value as inline text that neither Markdown nor HTML takes for markup."""
+    if isinstance(value, Markup):
+        return value
+    return re.sub(r"[^\w ,./%+–-]|_", lambda match: f"&#{ord(match[0])};", _one_line(value))
+
+
+def _one_line(value) -> str:
+    return " ".join("".join(c if c.isprintable() else " " for c in str(value)).split())
+
+
+def _source(name) -> dict | None:
+    """A teacher or dataset: its name on the Hub, or the last part of its local path."""
+    if not name:
+        return None
+    name = str(name)
+    try:
+        validate_repo_id(name)
+        on_hub = "/" in name and not Path(name).exists()
+    except HFValidationError:
+        on_hub = False
+    return {"name": name if on_hub else _one_line(_last_part(name)), "on_hub": on_hub}
+
+
+def _last_part(path: str) -> str:
+    return re.split(r"[\\/]", path.rstrip("\\/"))[-1]
+
+
+def _figure(value, template: str = "{:.3f}") -> str:
+    known = isinstance(value, (int, float)) and math.isfinite(value)
+    return template.format(value) if known else "–"
+
+
+def _phases(config) -> list[dict]:
+    phases = []
+    for block, size in enumerate(config.phase_sizes):
+        layers = [layer for layer, owner in enumerate(config.layer_blocks, start=1) if owner == block]
+        contiguous = len(layers) > 2 and layers[-1] - layers[0] == size - 1
+        phases.append(
+            {
+                "layers": f"{layers[0]} to {layers[-1]}" if contiguous else ", ".join(map(str, layers)),
+                "applied": (config.phase_iterations or config.phase_sizes)[block],
+            }
+        )
+    return phases
+
+
+def _parameters(parameters: dict) -> dict | None:
+    counts = {name: parameters.get(name) for name in ("teacher", "raptor")}
+    if not any(counts.values()):
+        return None
+    share = 100 * counts["raptor"] / counts["teacher"] if all(counts.values()) else None
+    return {name: _figure(n, "{:,}") for name, n in counts.items()} | {"share": _figure(share, "{:.1f} %")}
+
+
+def _summary(metrics: dict) -> dict[str, float]:
+    """The figures of one token type that stand for all its layers, without the embeddings."""
+    layers = {name: values[1:] for name, values in metrics.items() if values and len(values) > 1}
+    summary = {}
+    if "cosine" in layers:
+        summary |= {"last cosine": layers["cosine"][-1], "lowest cosine": min(layers["cosine"])}
+    if "r2" in layers:
+        summary["last r2"] = layers["r2"][-1]
+    if "relative_error" in layers:
+        summary["largest error"] = max(layers["relative_error"])
+    return summary
+
+
+def _fidelity_rows(fidelity: dict) -> list[list[str]]:
+    rows = []
+    for stage, tokens in fidelity.items():
+        for name in TOKENS:
+            if name in tokens:
+                summary = _summary(tokens[name])
+                columns = ("last cosine", "lowest cosine", "last r2", "largest error")
+                rows.append([STAGES[stage], name, *(_figure(summary.get(column)) for column in columns)])
+    return rows
+
+
+def _layers(fidelity: dict) -> dict | None:
+    """The last stage's cosine and relative error after each layer, as a table."""
+    if not fidelity:
+        return None
+    stage, tokens = list(fidelity.items())[-1]
+    names = {"cosine": "cosine", "relative_error": "relative error"}
+    columns = {
+        f"{name}, {label}": tokens[name][metric][1:]
+        for name in TOKENS
+        for metric, label in names.items()
+        if name in tokens and tokens[name].get(metric)
+    }
+    rows = [[layer, *map(_figure, row)] for layer, row in enumerate(zip(*columns.values()), start=1)]
+    return {"stage": STAGES[stage], "columns": list(columns), "rows": rows}
+
+
+def _fidelity_results(fidelity: dict, dataset: dict | None) -> list[EvalResult]:
+    """The last stage's figures for the model-index, which needs the name of a dataset."""
+    if not fidelity or dataset is None:
+        return []
+    tokens = list(fidelity.values())[-1]
+    metrics = {
+        "last cosine": ("cosine_similarity", "cosine to the teacher, last layer"),
+        "lowest cosine": ("cosine_similarity", "cosine to the teacher, lowest of all layers"),
+        "last r2": ("r_squared", "R² of the teacher's state, last layer"),
+        "largest error": ("relative_error", "relative error to the teacher, largest of all layers"),
+    }
+    return [
+        EvalResult(
+            task_type="image-feature-extraction",
+            dataset_type=dataset["name"],
+            dataset_name=dataset["name"],
+            metric_type=metrics[key][0],
+            metric_name=f"{name}: {metrics[key][1]}",
+            metric_value=round(value, 4),
+        )
+        for name in TOKENS
+        for key, value in _summary(tokens.get(name, {})).items()
+        if math.isfinite(value)
+    ]
+
+
+def _training(results: dict, dataset: dict | None) -> list[tuple[str, str]]:
+    seconds = results.get("wall_time_seconds")
+    rows = {
+        "Dataset": dataset and dataset["name"],
+        "Image size": "image_size" in results and f"{results['image_size']} pixels",
+        "Images seen": "images_seen" in results and _figure(results["images_seen"], "{:,}"),
+        "Time": seconds is not None
+        and (_figure(seconds / 3600, "{:.1f} hours") if seconds >= 3600 else _figure(seconds, "{:.0f} seconds")),
+    }
+    return [(name, value) for name, value in rows.items() if value]
+
+
+def _arguments(arguments: dict) -> list[tuple[str, str]]:
+    standard = {field.name for field in fields(TrainingArguments)}
+    rows = []
+    for name, value in arguments.items():
+        text = ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+        shown = name in OPTIMIZATION_ARGUMENTS if name in standard else not PRIVATE_ARGUMENT.search(name)
+        if shown and value is not None and text and not LOCAL_PATH.search(text):
+            rows.append((name, text))
+    return rows
