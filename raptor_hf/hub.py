@@ -57,8 +57,9 @@ def model_card(
         model: the Raptor, with or without a head.
         results: any of what `training/distill.py` writes to results.json: `teacher`, `dataset` (a name or a folder),
             `image_size` (pixels), `arguments`, `wall_time_seconds`, `images_seen`, `parameters`
-            (`{"teacher": n, "raptor": n}`), and `fidelity`: for each of `before`, `after_stage1`, `after_stage2` what
-            [`raptor_hf.fidelity.LayerFidelity`] computes, lists of L + 1 numbers, index 0 the embeddings.
+            (`{"teacher": n, "raptor": n}`), and (measured on the argument `validation_dataset`, else on `dataset`) `fidelity`: for
+            each of `before`, `after_stage1`, `after_stage2` what [`raptor_hf.fidelity.LayerFidelity`] computes, lists
+            of L + 1 numbers, index 0 the embeddings.
         repo_id: `user/name`, for the code to use it.
         license: the identifier of the weights' licence on the Hub. Defaults to that of the teacher, where it is one of
             Meta's DINOv2 (Apache-2.0); otherwise none is stated.
@@ -72,12 +73,14 @@ def model_card(
     if repo_id is not None:
         validate_repo_id(repo_id)
     teacher, dataset = _source(results.get("teacher")), _source(results.get("dataset"))
+    arguments = results.get("arguments", {})
+    measured_on = _source(arguments.get("validation_dataset")) or dataset
     fidelity = {stage: results.get("fidelity", {}).get(stage) for stage in STAGES}
     fidelity = {stage: tokens for stage, tokens in fidelity.items() if tokens}
     title = f"Raptor of {teacher['name']}" if teacher else "Raptor"
     if license is None and teacher and teacher["on_hub"] and teacher["name"].startswith("facebook/dinov2"):
         license = "apache-2.0"
-    measured = _fidelity_results(fidelity, dataset) + eval_results
+    measured = _fidelity_results(fidelity, measured_on) + eval_results
     classifier = model._auto_class == "AutoModelForImageClassification"
     metadata = ModelCardData(
         license=license,
@@ -102,7 +105,7 @@ def model_card(
             model_class=type(model).__name__,
             auto_class=model._auto_class,
             teacher=teacher,
-            dataset=dataset,
+            measured_on=measured_on,
             num_layers=model.config.num_hidden_layers,
             phases=_phases(model.config),
             parameters=_parameters(results.get("parameters", {})),
@@ -111,7 +114,7 @@ def model_card(
             evaluations=eval_results,
             image_size=results.get("image_size"),
             training=_training(results, dataset),
-            arguments=_arguments(results.get("arguments", {})),
+            arguments=_arguments(arguments),
         )
     )
 

@@ -104,6 +104,13 @@ def test_body_states_what_was_measured(model):
     assert "register" not in text and "After stage 1" not in text
 
 
+def test_figures_name_the_images_they_were_measured_on(model):
+    card = model_card(model, full_results(arguments={"validation_dataset": "/srv/held out"}))
+    assert {result.dataset_name for result in card.data.eval_results} == {"held out"}
+    assert "on images of held out." in card.text and "- Dataset: someone/photos" in card.text
+    assert card.data.datasets == ["someone/photos"]
+
+
 def test_silent_about_what_is_not_given(model):
     text = model_card(model).text
     for words in ("keeps of its teacher", "How it was trained", "cosine", "its teacher.", "None", "nan", "undefined"):
