@@ -57,9 +57,9 @@ def model_card(
         model: the Raptor, with or without a head.
         results: any of what `training/distill.py` writes to results.json: `teacher`, `dataset` (a name or a folder),
             `image_size` (pixels), `arguments`, `wall_time_seconds`, `images_seen`, `parameters`
-            (`{"teacher": n, "raptor": n}`), and (measured on the argument `validation_dataset`, else on `dataset`) `fidelity`: for
-            each of `before`, `after_stage1`, `after_stage2` what [`raptor_hf.fidelity.LayerFidelity`] computes, lists
-            of L + 1 numbers, index 0 the embeddings.
+            (`{"teacher": n, "raptor": n}`), and `fidelity`: for each of `before`, `after_stage1`, `after_stage2` what
+            [`raptor_hf.fidelity.LayerFidelity`] computes, lists of L + 1 numbers, index 0 the embeddings, on images of
+            the argument `validation_dataset` or else of `dataset`.
         repo_id: `user/name`, for the code to use it.
         license: the identifier of the weights' licence on the Hub. Defaults to that of the teacher, where it is one of
             Meta's DINOv2 (Apache-2.0); otherwise none is stated.
