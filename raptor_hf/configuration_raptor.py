@@ -134,6 +134,19 @@ class RaptorConfig(BackboneConfigMixin, PreTrainedConfig):
         )
         super().__post_init__(**kwargs)
 
+    @classmethod
+    def from_dict(cls, config_dict, **kwargs):
+        # Transformers would set overrides on the finished configuration, where nothing checks that they fit.
+        overrides = {name: kwargs.pop(name) for name in list(kwargs) if name in cls.__annotations__}
+        return super().from_dict(config_dict | overrides, **kwargs)
+
+    def to_dict(self):
+        output = super().to_dict()
+        if output["out_features"] == self.stage_names[-1:]:
+            # Not stored: the default, the last stage, follows the depth.
+            output["out_features"] = output["out_indices"] = None
+        return output
+
     @property
     def num_hidden_layers(self) -> int:
         """Depth: how many times blocks are applied in all."""

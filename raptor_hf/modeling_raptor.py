@@ -15,7 +15,8 @@ from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BackboneOutput, BaseModelOutputWithPooling, ImageClassifierOutput
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.utils import torch_int
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs
 from transformers.utils.generic import can_return_tuple, maybe_autocast, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
@@ -48,8 +49,9 @@ class RaptorEmbeddings(nn.Module):
 
     def interpolate_position_embeddings(self, grid_height: int, grid_width: int) -> torch.Tensor:
         """Position embeddings for a grid of patches: (1, 1 + grid_height * grid_width, hidden_size)."""
-        # A traced grid size is not known to be the stored one, so tracing always interpolates.
-        if not torch.jit.is_tracing() and (grid_height, grid_width) == self.grid_size:
+        # Tracing and exporting always interpolate: the grid of the example must not be frozen into the program.
+        traced = torch.jit.is_tracing() or torch.compiler.is_exporting()
+        if not traced and (grid_height, grid_width) == self.grid_size:
             return self.position_embeddings
         cls_position, patch_positions = self.position_embeddings[:, :1], self.position_embeddings[:, 1:]
         patch_positions = patch_positions.unflatten(1, self.grid_size).permute(0, 3, 1, 2)
@@ -75,7 +77,7 @@ class RaptorEmbeddings(nn.Module):
             patches = torch.where(bool_masked_pos.bool().unsqueeze(-1), self.mask_token.to(patches.dtype), patches)
         tokens = torch.cat((self.cls_token.expand(batch_size, -1, -1).to(patches.dtype), patches), dim=1)
         tokens = tokens + self.interpolate_position_embeddings(
-            torch_int(height // self.patch_size[0]), torch_int(width // self.patch_size[1])
+            height // self.patch_size[0], width // self.patch_size[1]
         )
         if self.register_tokens is not None:
             registers = self.register_tokens.expand(batch_size, -1, -1).to(tokens.dtype)
@@ -261,14 +263,25 @@ class RaptorPreTrainedModel(PreTrainedModel):
             for token in (module.mask_token, module.register_tokens):
                 if token is not None:
                     init.zeros_(token)
-        elif isinstance(module, RaptorDepthScaling):
-            init.uniform_(module.fc1.weight, -1.0, 1.0)
-            init.uniform_(module.fc1.bias, -1.0, 1.0)
-            init.normal_(module.fc2.weight, std=1e-4)
-            init.normal_(module.fc2.bias, std=1e-4)
         elif isinstance(module, RaptorBlock):
             init.constant_(module.layer_scale1, self.config.layerscale_value)
             init.constant_(module.layer_scale2, self.config.layerscale_value)
+            if module.depth_scaling is not None:
+                # From here, as Transformers skips modules of custom code that hold no parameter of their own.
+                init.uniform_(module.depth_scaling.fc1.weight, -1.0, 1.0)
+                init.uniform_(module.depth_scaling.fc1.bias, -1.0, 1.0)
+                init.normal_(module.depth_scaling.fc2.weight, std=1e-4)
+                init.normal_(module.depth_scaling.fc2.bias, std=1e-4)
+
+    def save_pretrained(self, *args, **kwargs):
+        # The folder of any Raptor serves every auto class, also where only its own code is at hand.
+        self.config.auto_map = {
+            "AutoConfig": "configuration_raptor.RaptorConfig",
+            "AutoModel": "modeling_raptor.RaptorModel",
+            "AutoBackbone": "modeling_raptor.RaptorBackbone",
+            "AutoModelForImageClassification": "modeling_raptor.RaptorForImageClassification",
+        }
+        super().save_pretrained(*args, **kwargs)
 
 
 class RaptorModel(RaptorPreTrainedModel):
@@ -294,7 +307,7 @@ class RaptorModel(RaptorPreTrainedModel):
         bool_masked_pos: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         phase_iterations: list[int] | None = None,
-        **kwargs,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPooling:
         """
         Args:
@@ -466,7 +479,10 @@ class RaptorBackbone(BackboneMixin, RaptorModel):
     @can_return_tuple
     @filter_output_hidden_states
     def forward(
-        self, pixel_values: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs
+        self,
+        pixel_values: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> BackboneOutput:
         """
         Args:
@@ -476,7 +492,13 @@ class RaptorBackbone(BackboneMixin, RaptorModel):
             `feature_maps`, one for each of `out_features`: (batch, hidden_size, height / patch, width / patch), or
             (batch, tokens, hidden_size) with `reshape_hidden_states=False`.
         """
-        outputs = super().forward(pixel_values, attention_mask=attention_mask, **kwargs)
+        # Not super(): BackboneMixin comes first and has an abstract forward.
+        outputs = RaptorModel.forward(self, pixel_values, attention_mask=attention_mask, **kwargs)
+        if len(outputs.hidden_states) != len(self.stage_names):
+            raise ValueError(
+                f"The backbone has {len(self.stage_names)} stages, but {len(outputs.hidden_states)} states were computed: "
+                "set phase_iterations in its configuration, not in the call."
+            )
         height, width = (size // patch for size, patch in zip(pixel_values.shape[-2:], self.embeddings.patch_size))
         feature_maps = ()
         for stage, hidden_state in zip(self.stage_names, outputs.hidden_states):
@@ -511,7 +533,7 @@ class RaptorForImageClassification(RaptorPreTrainedModel):
         pixel_values: torch.Tensor,
         labels: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
-        **kwargs,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> ImageClassifierOutput:
         """
         Args:
