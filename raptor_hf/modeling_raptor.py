@@ -76,6 +76,7 @@ class RaptorEmbeddings(nn.Module):
                 raise ValueError("bool_masked_pos needs a mask token: set use_mask_token=True in the configuration.")
             patches = torch.where(bool_masked_pos.bool().unsqueeze(-1), self.mask_token.to(patches.dtype), patches)
         tokens = torch.cat((self.cls_token.expand(batch_size, -1, -1).to(patches.dtype), patches), dim=1)
+        # A plain division: as an int, an exported program would keep the example's grid.
         tokens = tokens + self.interpolate_position_embeddings(
             height // self.patch_size[0], width // self.patch_size[1]
         )
@@ -490,14 +491,17 @@ class RaptorBackbone(BackboneMixin, RaptorModel):
 
         Returns:
             `feature_maps`, one for each of `out_features`: (batch, hidden_size, height / patch, width / patch), or
-            (batch, tokens, hidden_size) with `reshape_hidden_states=False`.
+            (batch, tokens, hidden_size) with `reshape_hidden_states=False`. And what [`RaptorModel`] was asked for.
+
+        Raises:
+            ValueError: if `phase_iterations` changes the depth, which the stages are numbers of.
         """
         # Not super(): BackboneMixin comes first and has an abstract forward.
         outputs = RaptorModel.forward(self, pixel_values, attention_mask=attention_mask, **kwargs)
         if len(outputs.hidden_states) != len(self.stage_names):
             raise ValueError(
-                f"The backbone has {len(self.stage_names)} stages, but {len(outputs.hidden_states)} states were computed: "
-                "set phase_iterations in its configuration, not in the call."
+                f"{len(outputs.hidden_states)} states were computed for {len(self.stage_names)} stages: set "
+                "phase_iterations in the backbone's configuration, not in the call."
             )
         height, width = (size // patch for size, patch in zip(pixel_values.shape[-2:], self.embeddings.patch_size))
         feature_maps = ()

@@ -15,6 +15,7 @@ from transformers import (
     set_seed,
 )
 
+from raptor_hf import RaptorConfig, RaptorModel
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 SHARED = Path(__file__).resolve().parents[2] / "shared"
@@ -28,23 +29,32 @@ TEACHERS = {
 }
 
 
+TINY = {"hidden_size": 32, "num_attention_heads": 2, "image_size": 56, "patch_size": 14, "layerscale_value": 0.5}
+
+
 @pytest.fixture(autouse=True)
 def seed():
     set_seed(0)
 
 
-@torch.no_grad()
 def make_teacher(family: str, classifier: bool = False, **config_kwargs):
     """A tiny teacher of a family: 4 layers of width 32, 14-pixel patches, positions for 56 x 56 pixels."""
     config_class, model_class, classifier_class = TEACHERS[family]
-    fields = dict(hidden_size=32, num_hidden_layers=4, num_attention_heads=2, image_size=56, patch_size=14)
-    fields["layerscale_value"] = 0.5
-    config = config_class(**(fields | config_kwargs))
-    teacher = (classifier_class if classifier else model_class)(config).eval()
-    for parameter in teacher.parameters():
-        # Fresh models hold zeros and equal numbers, which would hide a tensor that was left out or mixed up.
+    config = config_class(**(TINY | {"num_hidden_layers": 4} | config_kwargs))
+    return shake((classifier_class if classifier else model_class)(config).eval())
+
+
+def make_raptor(model_class=RaptorModel, **config_kwargs):
+    """A Raptor of the same size: 3 layers of one block, 1 of another."""
+    return shake(model_class(RaptorConfig(**(TINY | {"phase_sizes": [3, 1]} | config_kwargs))).eval())
+
+
+@torch.no_grad()
+def shake(model):
+    # Fresh models hold zeros and equal numbers, which would hide a tensor that was left out or mixed up.
+    for parameter in model.parameters():
         parameter.add_(0.1 * torch.randn_like(parameter))
-    return teacher
+    return model
 
 
 @pytest.fixture(params=TEACHERS)

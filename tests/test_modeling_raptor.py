@@ -2,25 +2,14 @@
 
 import pytest
 import torch
-from conftest import make_teacher
+from conftest import make_raptor, make_teacher
 from torch import nn
 from torch.testing import assert_close
 
 from raptor_hf import RaptorConfig, RaptorModel
 
-
 ONES = [1, 1, 1, 1]
 SIZES = [(56, 56), (57, 56), (70, 42), (42, 98), (61, 103), (14, 28), (15, 14)]
-
-
-def make_raptor(**config_kwargs):
-    """A tiny Raptor, random in every parameter."""
-    fields = dict(phase_sizes=[3, 1], hidden_size=32, num_attention_heads=2, image_size=56, layerscale_value=0.5)
-    model = RaptorModel(RaptorConfig(**(fields | config_kwargs))).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return model
 
 
 def test_phases_of_one_layer_are_the_teacher_bit_for_bit(teacher, images):
@@ -281,7 +270,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(images):
         torch.manual_seed(0)
         raptor = make_raptor(use_mask_token=False).train()
         if checkpointing:
-            raptor.gradient_checkpointing_enable()
+            raptor.activation_checkpointing_enable()
         raptor(images).last_hidden_state.pow(3).mean().backward()
         gradients.append([parameter.grad for parameter in raptor.parameters()])
     assert_close(*gradients)
