@@ -1,0 +1,197 @@
+"""What a distillation run can be told. Each field is a flag of `training/distill.py` and a key of its YAML files."""
+
+from dataclasses import dataclass, field
+
+from transformers import TrainingArguments
+
+from .module import LossSettings
+
+TRAINING_MODES = ("two_stage", "teacher_forcing", "autoregressive", "output_only")
+
+
+@dataclass
+class ModelArguments:
+    """The teacher and the Raptor to be made of it."""
+
+    teacher: str = field(
+        default="digits",
+        metadata={
+            "help": "Hub name or folder of a DINOv2 model, with or without registers. 'digits' is a small ViT "
+            "that is trained on scikit-learn's digits on first use."
+        },
+    )
+    phase_sizes: list[int] | None = field(
+        default=None, metadata={"help": "Layers of each phase. Found from the teacher if not given."}
+    )
+    num_phases: int = field(default=3, metadata={"help": "How many phases to find."})
+    phase_objective: str = field(
+        default="mean", metadata={"help": "What find_phases maximises.", "choices": ["mean", "cut"]}
+    )
+    phase_images: int = field(default=512, metadata={"help": "Training images that the layer similarity is taken of."})
+    block_assignment: list[int] | None = field(
+        default=None, metadata={"help": "The block of each layer, for assignments that are not contiguous."}
+    )
+    init: str = field(
+        default="teacher",
+        metadata={"help": "Whether blocks start from a teacher layer or at random.", "choices": ["teacher", "random"]},
+    )
+    source_layers: list[int] | None = field(
+        default=None, metadata={"help": "The teacher layer that each block starts from. Default: its phase's middle."}
+    )
+    hidden_act: str | None = field(
+        default=None, metadata={"help": "Activation of the MLP, 'swiglu' for a gated one. Default: the teacher's."}
+    )
+    intermediate_size: int | None = field(
+        default=None, metadata={"help": "Inner width of the MLP. Default: the teacher's, or 4 * hidden_size."}
+    )
+    layerscale_value: float | None = field(
+        default=None, metadata={"help": "LayerScale of blocks that start at random. Default: 1e-5."}
+    )
+    drop_path_rate: float | None = field(default=None, metadata={"help": "Stochastic depth. Default: none."})
+    depth_scaling: bool = field(default=True, metadata={"help": "Whether blocks see the depth step."})
+    trust_remote_code: bool = field(
+        default=False, metadata={"help": "Whether code that comes with the teacher may be run."}
+    )
+
+    def block_settings(self) -> dict:
+        """Fields of [`RaptorConfig`] that are not simply the teacher's."""
+        settings = {
+            "block_assignment": self.block_assignment,
+            "hidden_act": self.hidden_act,
+            "intermediate_size": self.intermediate_size,
+            "layerscale_value": self.layerscale_value,
+            "drop_path_rate": self.drop_path_rate,
+        }
+        return {"depth_scaling": self.depth_scaling} | {k: v for k, v in settings.items() if v is not None}
+
+
+@dataclass
+class DataArguments:
+    """The images."""
+
+    dataset: str = field(
+        default="digits",
+        metadata={
+            "help": "Hub name, folder of images or parquet files, parquet file, or save_to_disk folder. "
+            "'digits' is embedded."
+        },
+    )
+    train_split: str = field(default="train", metadata={"help": "Split to train on."})
+    validation_split: str | None = field(
+        default=None,
+        metadata={
+            "help": "Split to measure on. Default: 'validation', or else images held out of the training split."
+        },
+    )
+    validation_dataset: str | None = field(
+        default=None, metadata={"help": "Data set of the validation split, if another one."}
+    )
+    image_column: str | None = field(default=None, metadata={"help": "Column of the images; found if there is one."})
+    image_size: int | None = field(
+        default=None, metadata={"help": "Pixels, a multiple of the patch. Default: the teacher's processor's."}
+    )
+    crop: str = field(
+        default="random",
+        metadata={
+            "help": "Random resized crops, or the image processor's centre crop as in the paper.",
+            "choices": ["random", "center"],
+        },
+    )
+    crop_scale: list[float] = field(
+        default_factory=lambda: [0.25, 1.0], metadata={"help": "Smallest and largest area share of a random crop."}
+    )
+    flip: bool = field(default=True, metadata={"help": "Whether random crops are flipped half the time."})
+    streaming: bool = field(default=False, metadata={"help": "Whether rows are read only as they are needed."})
+    max_train_samples: int | None = field(default=None, metadata={"help": "Use only so many training images."})
+    max_eval_samples: int = field(default=256, metadata={"help": "Measure fidelity on so many images at most."})
+
+    def __post_init__(self):
+        low, high = self.crop_scale if len(self.crop_scale) == 2 else (1, 0)
+        if not 0 < low <= high <= 1:
+            raise ValueError(f"crop_scale must be two shares, 0 < low <= high <= 1, got {self.crop_scale}.")
+
+
+@dataclass
+class DistillationArguments(TrainingArguments):
+    """`TrainingArguments`, with the two stages. Steps and epochs count both stages together."""
+
+    output_dir: str = field(default="outputs/distill", metadata={"help": "Where checkpoints and results go."})
+    learning_rate: float = field(default=5e-4, metadata={"help": "Peak learning rate."})
+    lr_scheduler_type: str = field(default="cosine", metadata={"help": "Transformers' learning-rate schedule."})
+    per_device_train_batch_size: int = field(default=32, metadata={"help": "Images a step on each device."})
+    per_device_eval_batch_size: int = field(default=32, metadata={"help": "Images a batch when measuring."})
+    num_train_epochs: float = field(default=20.0, metadata={"help": "Epochs of both stages together."})
+    weight_decay: float = field(default=1e-4, metadata={"help": "AdamW's weight decay."})
+    logging_steps: float = field(default=10, metadata={"help": "Log every so many steps."})
+    save_steps: float = field(default=500, metadata={"help": "Save a checkpoint every so many steps."})
+    save_total_limit: int | None = field(default=2, metadata={"help": "Checkpoints to keep."})
+    dataloader_drop_last: bool = field(default=True, metadata={"help": "Drop an epoch's last incomplete batch."})
+    remove_unused_columns: bool = field(default=False, metadata={"help": "Not used: rows hold pixel values alone."})
+    training_mode: str = field(
+        default="two_stage",
+        metadata={
+            "help": "two_stage: teacher forcing annealed to autoregressive, then the whole chain. teacher_forcing: "
+            "nothing but it. autoregressive: no teacher forcing. output_only: the whole chain, on the last layer's "
+            "loss alone.",
+            "choices": list(TRAINING_MODES),
+        },
+    )
+    stage1_ratio: float = field(default=0.5, metadata={"help": "Share of the steps that stage 1 takes."})
+    teacher_forcing_ratio: float = field(
+        default=0.25, metadata={"help": "Share of stage 1 in which teacher forcing falls from 1 to 0."}
+    )
+    restart_schedule: bool = field(
+        default=False, metadata={"help": "Whether stage 2 starts warm-up, schedule and optimizer anew."}
+    )
+    stage1_weights: list[float] | None = field(
+        default=None, metadata={"help": "Loss weights of cls, registers, patches in stage 1. Default: plain MSE."}
+    )
+    last_phase_weights: list[float] | None = field(
+        default=None, metadata={"help": "The same for the last phase in stage 1. Default: as stage1_weights."}
+    )
+    stage2_weights: list[float] | None = field(
+        default=None, metadata={"help": "The same for stage 2. Default: plain MSE."}
+    )
+    normalize_loss: bool = field(
+        default=True, metadata={"help": "Whether each image's loss is divided by its target's mean square."}
+    )
+    muon: bool = field(
+        default=True,
+        metadata={"help": "Whether the blocks' weight matrices are trained by Muon; AdamW trains the rest."},
+    )
+    overwrite_output_dir: bool = field(default=False, metadata={"help": "Start anew even if output_dir holds a run."})
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name in ("stage1_ratio", "teacher_forcing_ratio"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} is a share from 0 to 1, got {getattr(self, name)}.")
+        for name in ("stage1_weights", "last_phase_weights", "stage2_weights"):
+            weights = getattr(self, name)
+            if weights is not None and (len(weights) != 3 or min(weights) < 0 or weights[0] + weights[2] <= 0):
+                raise ValueError(
+                    f"{name} must be three weights of at least 0, cls, registers, patches, got {weights}."
+                )
+
+    def loss_settings(self) -> LossSettings:
+        return LossSettings(
+            stage1_weights=self.stage1_weights,
+            last_phase_weights=self.last_phase_weights or self.stage1_weights,
+            stage2_weights=self.stage2_weights,
+            normalize=self.normalize_loss,
+            output_only=self.training_mode == "output_only",
+        )
+
+    def stage1_steps(self, max_steps: int) -> int:
+        """How many of `max_steps` optimizer steps belong to stage 1."""
+        ratio = {"teacher_forcing": 1.0, "output_only": 0.0}.get(self.training_mode, self.stage1_ratio)
+        return round(ratio * max_steps)
+
+    def teacher_forcing(self, step: int, max_steps: int) -> float:
+        """Lambda at an optimizer step: 1 to 0 over the first `teacher_forcing_ratio` of stage 1."""
+        annealed = self.teacher_forcing_ratio * self.stage1_steps(max_steps)
+        if self.training_mode == "teacher_forcing":
+            return 1.0
+        if self.training_mode != "two_stage" or step >= annealed:
+            return 0.0
+        return 1.0 - step / annealed

@@ -1,0 +1,110 @@
+"""The distillation module: a Raptor and its losses, in the one `forward` that Accelerate wraps."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from ..modeling_raptor import RaptorModel
+from ..teachers import token_slices
+from .losses import layer_loss
+
+
+@dataclass
+class LossSettings:
+    """How the layers' losses are weighed. Weights are of cls, registers and patches; see [`layer_loss`]."""
+
+    stage1_weights: list[float] | None = None
+    last_phase_weights: list[float] | None = None
+    stage2_weights: list[float] | None = None
+    normalize: bool = False
+    output_only: bool = False
+
+
+class DistillationModule(nn.Module):
+    """
+    Trains a Raptor to reproduce every state of a teacher's trajectory (arXiv 2512.19941). The embeddings and the
+    final LayerNorm are the teacher's and stay frozen.
+
+    Args:
+        student: the Raptor; its depth must be the teacher's.
+        settings: how the losses are weighed.
+    """
+
+    def __init__(self, student: RaptorModel, settings: LossSettings):
+        super().__init__()
+        self.student = student
+        self.settings = settings
+        self.slices = token_slices(student.config)
+        student.embeddings.requires_grad_(False)
+        student.layernorm.requires_grad_(False)
+
+    def activation_checkpointing_enable(self, **kwargs):
+        self.student.activation_checkpointing_enable(**kwargs)
+
+    def forward(self, states: torch.Tensor, stage: int = 2, teacher_forcing: float = 0.0) -> dict[str, torch.Tensor]:
+        """
+        Args:
+            states: the teacher's trajectory, (batch, L + 1, tokens, hidden_size).
+            stage: 1 trains each phase on its own, from the teacher's state at its start; 2 the whole chain, from the
+                embeddings.
+            teacher_forcing: lambda of stage 1, in 0..1: the share of the loss in which every layer starts from the
+                teacher's state before it.
+
+        Returns:
+            `loss`, a scalar: in stage 1 the sum over phases of the mean over their layers, in stage 2 the mean over
+            layers. `layer_losses`, (L,), detached.
+        """
+        if stage == 1:
+            losses = 0.0
+            if teacher_forcing > 0:
+                losses = teacher_forcing * self._teacher_forced(states)
+            if teacher_forcing < 1:
+                losses = losses + (1 - teacher_forcing) * self._autoregressive(states, restart=True)
+            phase_sizes = torch.tensor(self.student.config.phase_sizes, device=losses.device)
+            loss = (losses / phase_sizes[self._blocks(losses.device)]).sum()
+        else:
+            losses = self._autoregressive(states, restart=False)
+            loss = losses[-1] if self.settings.output_only else losses.mean()
+        return {"loss": loss, "layer_losses": losses.detach()}
+
+    def _blocks(self, device) -> torch.Tensor:
+        return torch.tensor(self.student.config.layer_blocks, device=device)
+
+    def _layer_weights(self, layer_block: int, stage1: bool) -> list[float] | None:
+        if not stage1:
+            return self.settings.stage2_weights
+        last = layer_block == self.student.config.layer_blocks[-1]
+        return self.settings.last_phase_weights if last else self.settings.stage1_weights
+
+    def _teacher_forced(self, states: torch.Tensor) -> torch.Tensor:
+        """Each layer from the teacher's state before it, all layers of a block as one batch: losses (L,)."""
+        blocks = self._blocks(states.device)
+        losses = torch.zeros(len(blocks), device=states.device)
+        for index, block in enumerate(self.student.blocks):
+            layers = (blocks == index).nonzero().squeeze(1)
+            inputs, target = states[:, layers], states[:, layers + 1]
+            batch = inputs.shape[0]
+            depth_steps = (layers + 1.0).repeat(batch)
+            outputs = block(inputs.flatten(0, 1), depth_steps)
+            weights = self._layer_weights(index, stage1=True)
+            loss = layer_loss(outputs, target.flatten(0, 1), self.slices, weights, self.settings.normalize)
+            losses = losses.index_put((layers,), loss.view(batch, -1).mean(dim=0))
+        return losses
+
+    def _autoregressive(self, states: torch.Tensor, restart: bool) -> torch.Tensor:
+        """Each layer from the Raptor's own state before it; `restart` takes the teacher's at a phase's start."""
+        blocks = self.student.config.layer_blocks
+        depth_steps = torch.arange(1.0, len(blocks) + 1, device=states.device)
+        hidden_states, losses = states[:, 0], []
+        for layer, block in enumerate(blocks):
+            if restart and layer > 0 and block != blocks[layer - 1]:
+                hidden_states = states[:, layer]
+            hidden_states = self.student.blocks[block](hidden_states, depth_steps[layer])
+            if self.settings.output_only and layer < len(blocks) - 1:
+                losses.append(hidden_states.new_zeros(()))
+                continue
+            weights = self._layer_weights(block, stage1=restart)
+            target = states[:, layer + 1]
+            losses.append(layer_loss(hidden_states, target, self.slices, weights, self.settings.normalize).mean())
+        return torch.stack(losses)

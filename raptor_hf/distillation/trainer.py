@@ -1,0 +1,198 @@
+"""`RaptorTrainer`: Transformers' Trainer, with a teacher outside the module that it wraps and two stages."""
+
+import json
+import time
+from pathlib import Path
+
+from torch.optim.lr_scheduler import SequentialLR
+from torch.utils.data import DataLoader, Subset
+from tqdm.auto import tqdm
+from transformers import PreTrainedModel, Trainer, TrainerCallback, get_scheduler
+
+from ..fidelity import LayerFidelity
+from ..files import write_json
+from ..images import EpochSampler
+from ..modeling_raptor import RaptorModel
+from ..teachers import token_slices, trajectory
+from .arguments import DistillationArguments
+from .module import DistillationModule
+from .muon import MuonAdamW
+
+FIDELITY_NAME = "fidelity.json"
+
+
+class RaptorTrainer(Trainer):
+    """
+    Distils a teacher into a Raptor in one run of two stages; which one a step belongs to follows from the global step,
+    so accumulation and resuming keep it right.
+
+    Args:
+        student: the Raptor to train.
+        teacher: frozen; it stays outside the module that Accelerate wraps.
+        args: the run.
+        train_dataset: rows with `pixel_values` (channels, height, width), as [`PixelValues`] gives them.
+        eval_dataset: the same, to measure fidelity on: before, after stage 1 and after stage 2.
+    """
+
+    def __init__(
+        self, student: RaptorModel, teacher: PreTrainedModel, args: DistillationArguments, eval_dataset=None, **kwargs
+    ):
+        model = DistillationModule(student, args.loss_settings())
+        super().__init__(model=model, args=args, eval_dataset=eval_dataset, **kwargs)
+        self.teacher = teacher.to(self.args.device).eval()
+        self.add_callback(_StageCallback(self))
+        self._continued_log, self._started = [], time.perf_counter()
+
+    def init_hf_repo(self, *args, **kwargs):
+        """Nothing: what is pushed is the Raptor with its card, at the end, not checkpoints of the wrapping module."""
+
+    push_to_hub = _push_from_checkpoint = init_hf_repo
+
+    @property
+    def student(self) -> RaptorModel:
+        return self.accelerator.unwrap_model(self.model).student
+
+    @property
+    def stage1_steps(self) -> int:
+        return self.args.stage1_steps(self.state.max_steps)
+
+    @property
+    def stage(self) -> int:
+        return 1 if self.state.global_step < self.stage1_steps else 2
+
+    @property
+    def teacher_forcing(self) -> float:
+        return self.args.teacher_forcing(self.state.global_step, self.state.max_steps)
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        with self.accelerator.autocast():
+            states = trajectory(self.teacher, inputs["pixel_values"])
+        outputs = model(states, stage=self.stage, teacher_forcing=self.teacher_forcing)
+        return (outputs["loss"], outputs) if return_outputs else outputs["loss"]
+
+    def create_optimizer(self, model=None):
+        if not self.args.muon:
+            return super().create_optimizer(model)
+        groups = {"qkv": [], "matrices": [], "rest": []}
+        for name, parameter in (model or self.model).named_parameters():
+            if parameter.requires_grad:
+                matrix = parameter.ndim == 2 and ".depth_scaling." not in name
+                groups["qkv" if ".qkv.weight" in name else "matrices" if matrix else "rest"].append(parameter)
+        self.optimizer = MuonAdamW(
+            [
+                {"params": groups["qkv"], "muon": True, "parts": 3},
+                {"params": groups["matrices"], "muon": True},
+                {"params": groups["rest"], "weight_decay": 0.0},
+            ],
+            lr=self.args.learning_rate,
+            betas=(self.args.adam_beta1, self.args.adam_beta2),
+            eps=self.args.adam_epsilon,
+            weight_decay=self.args.weight_decay,
+        )
+        return self.optimizer
+
+    def create_scheduler(self, num_training_steps, optimizer=None):
+        stage1 = self.args.stage1_steps(num_training_steps)
+        if not self.args.restart_schedule or stage1 in (0, num_training_steps):
+            return super().create_scheduler(num_training_steps, optimizer)
+        optimizer = optimizer or self.optimizer
+        stages = [
+            get_scheduler(
+                self.args.lr_scheduler_type,
+                optimizer,
+                num_warmup_steps=self.args.get_warmup_steps(steps),
+                num_training_steps=steps,
+                scheduler_specific_kwargs=self.args.lr_scheduler_kwargs,
+            )
+            for steps in (stage1, num_training_steps - stage1)
+        ]
+        self.lr_scheduler = SequentialLR(optimizer, stages, milestones=[stage1])
+        self._created_lr_scheduler = True
+        return self.lr_scheduler
+
+    def _get_train_sampler(self, train_dataset=None):
+        dataset = self.train_dataset if train_dataset is None else train_dataset
+        # state.epoch is whole when an epoch starts, and a fraction when one is resumed.
+        return EpochSampler(len(dataset), self.args.seed, lambda: int(self.state.epoch or 0))
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """Wall time of training, that of the run which this one continues included."""
+        earlier = [entry["elapsed_seconds"] for entry in self._continued_log if "elapsed_seconds" in entry]
+        return (earlier[-1] if earlier else 0.0) + time.perf_counter() - self._started
+
+    def log(self, logs, start_time=None):
+        if "loss" in logs:
+            logs["elapsed_seconds"] = round(self.elapsed_seconds, 2)
+            # The step that these logs are of has already been counted.
+            step = self.state.global_step - 1
+            logs["stage"] = 1 if step < self.stage1_steps else 2
+            logs["teacher_forcing"] = self.args.teacher_forcing(step, self.state.max_steps)
+        super().log(logs, start_time)
+
+    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval"):
+        """Closed-loop fidelity on `eval_dataset`: for each token type the last layer's cosine and the lowest."""
+        fidelity = self.measure_fidelity(eval_dataset)
+        metrics = {}
+        for name, curves in fidelity.items():
+            metrics[f"{metric_key_prefix}_{name}_cosine"] = curves["cosine"][-1]
+            metrics[f"{metric_key_prefix}_{name}_lowest_cosine"] = min(curves["cosine"])
+            metrics[f"{metric_key_prefix}_{name}_r2"] = curves["r2"][-1]
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def measure_fidelity(self, eval_dataset=None) -> dict:
+        """What [`LayerFidelity.compute`] gives for the student's closed loop, over all processes' shares."""
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        # Sharded by hand: Accelerate's loaders repeat images to fill the last batch, which would count twice.
+        share = Subset(dataset, range(self.args.process_index, len(dataset), self.args.world_size))
+        loader = DataLoader(share, self.args.per_device_eval_batch_size, num_workers=self.args.dataloader_num_workers)
+        student, training = self.student, self.model.training
+        student.to(self.args.device).eval()
+        fidelity = LayerFidelity(token_slices(student.config))
+        for batch in tqdm(loader, desc="Fidelity", leave=False, disable=self.args.disable_tqdm):
+            pixel_values = batch["pixel_values"].to(self.args.device)
+            fidelity.update(trajectory(student, pixel_values), trajectory(self.teacher, pixel_values))
+        student.train(training)
+        fidelity.reduce(self.accelerator)
+        return fidelity.compute()
+
+    def recorded_fidelity(self) -> dict[str, dict]:
+        """Fidelity by moment, as far as it was measured in this run or the one that it continues."""
+        path = Path(self.args.output_dir) / FIDELITY_NAME
+        return json.loads(path.read_text()) if path.is_file() else {}
+
+    def record_fidelity(self, moment: str) -> dict:
+        """Measures fidelity, unless it was, and keeps it in the output folder under the moment's name."""
+        record = self.recorded_fidelity()
+        if moment not in record and self.eval_dataset is not None:
+            record[moment] = self.measure_fidelity()
+            self.log({f"{moment}_{name}_cosine": curves["cosine"][-1] for name, curves in record[moment].items()})
+            if self.is_world_process_zero():
+                write_json(Path(self.args.output_dir) / FIDELITY_NAME, record)
+            self.accelerator.wait_for_everyone()
+        return record
+
+
+class _StageCallback(TrainerCallback):
+    """What happens at the boundaries of the stages."""
+
+    def __init__(self, trainer: RaptorTrainer):
+        self.trainer = trainer
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.trainer._continued_log, self.trainer._started = list(state.log_history), time.perf_counter()
+        if state.global_step == 0:
+            self.trainer.record_fidelity("before")
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == self.trainer.stage1_steps:
+            should_log = control.should_log
+            self.trainer.record_fidelity("after_stage1")
+            # Logging fidelity has taken back the request to log this step's loss.
+            control.should_log = should_log
+            if args.restart_schedule:
+                self.trainer.optimizer.optimizer.state.clear()
+            control.should_save = args.save_strategy != "no"
+        return control

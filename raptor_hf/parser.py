@@ -1,0 +1,67 @@
+"""Command lines: dataclasses as flags, `--config FILE.yaml` under them, and refusals of one line."""
+
+import argparse
+import difflib
+import sys
+from pathlib import Path
+
+import yaml
+from transformers import HfArgumentParser
+
+
+class ConfigArgumentParser(HfArgumentParser):
+    """
+    An `HfArgumentParser` whose defaults can come from a YAML file. Flags override the file. Unknown flags, unknown
+    keys and values that the dataclasses refuse end the program with exit code 2 and one line that says what to do.
+    """
+
+    def __init__(self, dataclass_types, **kwargs):
+        super().__init__(dataclass_types, allow_abbrev=False, **kwargs)
+        self.add_argument("--config", metavar="FILE.yaml", help="YAML file of the flags below; flags override it.")
+
+    def parse(self, args: list[str] | None = None, default_config: Path | None = None) -> tuple:
+        """
+        The dataclasses, from `args` (by default the command line's).
+
+        Args:
+            args: the command line.
+            default_config: the file to read where no flag at all is given.
+        """
+        args = sys.argv[1:] if args is None else args
+        config = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        config.add_argument("--config")
+        path = config.parse_known_args(args)[0].config or (default_config if not args else None)
+        if path is not None:
+            self._read_config(Path(path))
+        try:
+            namespace, unknown = self.parse_known_args(args)
+            if unknown:
+                self._refuse_unknown(unknown[0], unknown[0].lstrip("-").split("=")[0], "--")
+            values = {key: value for key, value in vars(namespace).items() if key != "config"}
+            return self.parse_dict(values)
+        except ValueError as error:
+            self.error(str(error))
+
+    def _read_config(self, path: Path):
+        try:
+            values = yaml.safe_load(path.read_text())
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            self.error(f"--config {path} can't be read ({str(error).splitlines()[0]}): give a YAML file.")
+        if not isinstance(values, dict):
+            self.error(f"--config {path} must hold `flag: value` lines.")
+        actions = {action.dest: action for action in self._actions}
+        for key, value in values.items():
+            if key not in actions or key in ("help", "config"):
+                self._refuse_unknown(f"key {key} in {path}", str(key), "")
+            choices = actions[key].choices
+            if choices and value not in choices:
+                self.error(f"{key} in {path} must be one of {', '.join(map(str, choices))}, got {value!r}.")
+        self.set_defaults(**values)
+
+    def _refuse_unknown(self, what: str, name: str, prefix: str):
+        names = [action.dest for action in self._actions]
+        near = difflib.get_close_matches(name, names, n=1)
+        self.error(f"unknown {what}: " + (f"did you mean {prefix}{near[0]}?" if near else "see --help for all flags."))
+
+    def error(self, message: str):
+        self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\n")

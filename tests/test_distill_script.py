@@ -1,0 +1,198 @@
+"""`training/distill.py` as its users run it, on pictures made here."""
+
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import datasets
+import pytest
+import torch
+from tiny import picture, tiny_teacher
+
+from raptor_hf import RaptorModel
+from raptor_hf.distillation import DataArguments, DistillationArguments, ModelArguments
+from raptor_hf.images import load_image_processor
+from raptor_hf.parser import ConfigArgumentParser
+
+ROOT = Path(__file__).parents[1]
+SCRIPT = ROOT / "training" / "distill.py"
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("material")
+    tiny_teacher().save_pretrained(folder / "teacher")
+    load_image_processor("no model here", 28).save_pretrained(folder / "teacher")
+    features = datasets.Features({"image": datasets.Image()})
+    pictures = {"train": range(40), "validation": range(40, 48)}
+    (folder / "images").mkdir()
+    for split, seeds in pictures.items():
+        dataset = datasets.Dataset.from_dict({"image": [picture(seed) for seed in seeds]}, features=features)
+        dataset.to_parquet(folder / "images" / f"{split}.parquet")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(material, tmp_path_factory):
+    """An uninterrupted run, through `accelerate launch`."""
+    output_dir = tmp_path_factory.mktemp("whole")
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1", SCRIPT]
+    return output_dir, run([*launch, *flags(material, output_dir)])
+
+
+@pytest.fixture(scope="module")
+def distill():
+    """The script's `main`, called in this process."""
+    return runpy.run_path(str(SCRIPT))["main"]
+
+
+def flags(material, output_dir, **changes) -> list[str]:
+    settings = {
+        "teacher": material / "teacher",
+        "dataset": material / "images",
+        "num_phases": 2,
+        "max_steps": 20,
+        "per_device_train_batch_size": 8,
+        "save_steps": 2,
+        "logging_steps": 1,
+        "output_dir": output_dir,
+        "disable_tqdm": True,
+        "use_cpu": True,
+    }
+    words = []
+    for name, value in (settings | changes).items():
+        words += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
+    return words
+
+
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "1"}
+
+
+def run(command):
+    return subprocess.run(list(map(str, command)), env=ENVIRONMENT, capture_output=True, text=True, timeout=240)
+
+
+def losses(output_dir):
+    states = sorted(output_dir.glob("checkpoint-*/trainer_state.json"), key=lambda p: int(p.parent.name.split("-")[1]))
+    return [e for e in json.loads(states[-1].read_text())["log_history"] if "loss" in e]
+
+
+def test_distils_saves_and_reports(whole):
+    output_dir, done = whole
+    assert done.returncode == 0, done.stderr
+    assert "Distilling in 1 process(es), on cpu." in done.stdout and "after stage 2" in done.stdout
+    results = json.loads((output_dir / "results.json").read_text())
+    assert set(results["fidelity"]) == {"before", "after_stage1", "after_stage2"}
+    for moment in results["fidelity"].values():
+        for token in ("cls", "patch"):
+            assert [len(moment[token][key]) for key in ("cosine", "r2", "relative_error")] == [7] * 3
+            assert moment[token]["cosine"][0] == pytest.approx(1.0)
+    before, after = (results["fidelity"][m]["patch"]["cosine"][-1] for m in ("before", "after_stage2"))
+    assert after > before
+    assert results["images_seen"] == 160 and sum(results["phase_sizes"]) == 6 and len(results["phase_sizes"]) == 2
+    assert results["parameters"]["raptor"] < results["parameters"]["teacher"]
+    for name in ("phases.json", "phases.png", "phases.svg", "fidelity.png", "preprocessor_config.json", "README.md"):
+        assert (output_dir / name).stat().st_size > 0
+    model = RaptorModel.from_pretrained(output_dir, dtype=torch.float32)
+    assert model.config.phase_sizes == results["phase_sizes"]
+
+
+def test_a_finished_run_is_not_run_again(material, whole, distill, capsys):
+    output_dir, _ = whole
+    modified = (output_dir / "model.safetensors").stat().st_mtime_ns
+    distill(flags(material, output_dir))
+    assert "after stage 2" in capsys.readouterr().out
+    assert (output_dir / "model.safetensors").stat().st_mtime_ns == modified
+
+
+def test_killed_and_started_again_it_goes_on_from_its_last_checkpoint(material, whole, tmp_path):
+    command = [sys.executable, str(SCRIPT), *flags(material, tmp_path)]
+    process = subprocess.Popen(
+        command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    deadline = time.time() + 120
+    while not (tmp_path / "checkpoint-6" / "trainer_state.json").is_file() and time.time() < deadline:
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "results.json").is_file()
+    done = run(command)
+    assert done.returncode == 0, done.stderr
+    assert [e["stage"] for e in losses(tmp_path)] == [1] * 10 + [2] * 10
+    assert [e["loss"] for e in losses(tmp_path)] == [e["loss"] for e in losses(whole[0])]
+    weights = [RaptorModel.from_pretrained(f, dtype=torch.float32).state_dict() for f in (whole[0], tmp_path)]
+    for key, value in weights[0].items():
+        assert torch.equal(value, weights[1][key]), key
+
+
+def test_two_processes_follow_one_at_the_same_global_batch(material, whole, tmp_path):
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", SCRIPT]
+    done = run([*launch, *flags(material, tmp_path, per_device_train_batch_size=4)])
+    assert done.returncode == 0, done.stderr
+    assert "Distilling in 2 process(es), on cpu." in done.stdout
+    assert [e["loss"] for e in losses(tmp_path)] == pytest.approx([e["loss"] for e in losses(whole[0])], rel=1e-4)
+    fidelity = [json.loads((f / "results.json").read_text())["fidelity"]["after_stage2"] for f in (whole[0], tmp_path)]
+    assert fidelity[0]["patch"]["cosine"] == pytest.approx(fidelity[1]["patch"]["cosine"], abs=1e-3)
+
+
+def test_streaming_runs_over_several_epochs(material, tmp_path, distill):
+    distill(flags(material, tmp_path, streaming=True, max_steps=7))
+    assert losses(tmp_path)[-1]["epoch"] > 1
+    assert (tmp_path / "results.json").is_file()
+
+
+def test_config_file_with_flags_over_it(material, tmp_path, distill):
+    config = tmp_path / "recipe.yaml"
+    config.write_text(
+        f"teacher: {material / 'teacher'}\ndataset: {material / 'images'}\nphase_sizes: [4, 2]\nmax_steps: 3\n"
+        "init: random\nhidden_act: swiglu\nlayerscale_value: 1e-3\nper_device_train_batch_size: 8\nmuon: false\n"
+        "stage2_weights: [0.45, 0.10, 0.45]\nsave_strategy: 'no'\nuse_cpu: true\n"
+    )
+    distill(["--config", str(config), "--output_dir", str(tmp_path / "out"), "--phase_sizes", "3", "3"])
+    model = RaptorModel.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    assert model.config.phase_sizes == [3, 3] and model.config.hidden_act == "swiglu"
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "training" / "configs").glob("*.yaml")))
+def test_every_recipe_in_the_tree_is_accepted(name):
+    parser = ConfigArgumentParser((ModelArguments, DataArguments, DistillationArguments))
+    model_args, _, args = parser.parse(["--config", str(ROOT / "training" / "configs" / name), "--use_cpu", "true"])
+    assert model_args.teacher and args.output_dir.startswith("outputs/")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"image_size": 30}, "image_size 30 is not a multiple of the teacher's patch size 14"),
+        ({"phase_sizes": [3, 2]}, "phase_sizes [3, 2] sum to 5 layers, but the teacher has 6"),
+        ({"teacher": "/nowhere/at-all"}, "Teacher /nowhere/at-all can't be loaded"),
+        ({"dataset": "/nowhere"}, "Data set /nowhere, split train, can't be loaded"),
+        ({"hidden_act": "swiglu", "phase_sizes": [3, 3]}, 'init="teacher" copies the teacher\'s layers'),
+        ({"per_device_train_batch_size": 64}, "40 training images don't fill one batch of 64"),
+        ({"num_phases": 4}, "6 layers can't be cut into 4 phases"),
+        ({"crop_scale": [0.5, 0.1]}, "crop_scale must be two shares"),
+        ({"optim": "nothing"}, "optim"),
+    ],
+)
+def test_refusals_are_one_line_with_exit_code_2(material, tmp_path, distill, capsys, changes, message):
+    with pytest.raises(SystemExit) as exit_info:
+        distill(flags(material, tmp_path / "out", **changes))
+    assert exit_info.value.code == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
+    assert message in line
+
+
+def test_a_folder_with_another_run_is_not_touched(material, tmp_path, distill, capsys):
+    distill(flags(material, tmp_path, max_steps=2))
+    saved = (tmp_path / "results.json").read_text()
+    with pytest.raises(SystemExit):
+        distill(flags(material, tmp_path, max_steps=3))
+    assert "holds a run with another max_steps (2, not 3)" in capsys.readouterr().err
+    assert (tmp_path / "results.json").read_text() == saved
+    distill(flags(material, tmp_path, max_steps=3, overwrite_output_dir=True))
+    assert json.loads((tmp_path / "results.json").read_text())["images_seen"] == 24

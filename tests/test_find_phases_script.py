@@ -1,0 +1,47 @@
+import json
+import runpy
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+from tiny import picture, tiny_teacher
+
+from raptor_hf.images import load_image_processor
+
+SCRIPT = Path(__file__).parents[1] / "training" / "find_phases.py"
+main = runpy.run_path(str(SCRIPT))["main"]
+
+
+def test_writes_sizes_and_figures_of_a_matrix(tmp_path):
+    matrix = np.kron(np.eye(2), np.ones((3, 3))) * 0.5 + 0.5
+    np.savetxt(tmp_path / "similarity.csv", matrix, delimiter=",", header="layer similarity")
+    flags = ["--similarity", tmp_path / "similarity.csv", "--num_phases", "1", "2", "--output_dir", tmp_path / "out"]
+    main([str(flag) for flag in flags])
+    results = json.loads((tmp_path / "out" / "find_phases.json").read_text())
+    assert results["phases"]["2"] == {"phase_sizes": [3, 3], "objective": pytest.approx(6.0)}
+    assert results["phases"]["1"] == {"phase_sizes": [6], "objective": pytest.approx(4.5)}
+    np.testing.assert_allclose(results["similarity"], matrix)
+    for k in (1, 2):
+        for ending in ("png", "svg"):
+            assert (tmp_path / "out" / f"phases_k{k}.{ending}").stat().st_size > 1000
+
+
+def test_measures_a_teacher_on_images(tmp_path):
+    tiny_teacher().save_pretrained(tmp_path / "teacher")
+    load_image_processor("no model here", 28).save_pretrained(tmp_path / "teacher")
+    features = datasets.Features({"image": datasets.Image()})
+    images = datasets.Dataset.from_dict({"image": [picture(seed) for seed in range(5)]}, features=features)
+    images.to_parquet(tmp_path / "images.parquet")
+    flags = ["--teacher", tmp_path / "teacher", "--dataset", tmp_path / "images.parquet", "--num_phases", "3"]
+    main([str(flag) for flag in [*flags, "--max_samples", "4", "--output_dir", tmp_path / "out"]])
+    results = json.loads((tmp_path / "out" / "find_phases.json").read_text())
+    assert sum(results["phases"]["3"]["phase_sizes"]) == 6
+    np.testing.assert_allclose(np.diag(results["similarity"]), 1, atol=1e-6)
+
+
+def test_refuses_in_one_line(tmp_path, capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        main(["--similarity", str(tmp_path / "nothing.csv")])
+    assert exit_info.value.code == 2
+    assert "nothing.csv" in capsys.readouterr().err

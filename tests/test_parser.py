@@ -1,0 +1,67 @@
+from dataclasses import dataclass, field
+
+import pytest
+
+from raptor_hf.parser import ConfigArgumentParser
+
+
+@dataclass
+class Arguments:
+    learning_rate: float = field(default=1e-3, metadata={"help": "A rate."})
+    sizes: list[int] | None = field(default=None, metadata={"help": "Sizes."})
+    mode: str = field(default="a", metadata={"help": "A mode.", "choices": ["a", "b"]})
+    flip: bool = field(default=True, metadata={"help": "A switch."})
+
+    def __post_init__(self):
+        if self.learning_rate <= 0:
+            raise ValueError("learning_rate must be positive")
+
+
+def parse(args, tmp_path, text=None):
+    if text is not None:
+        (tmp_path / "config.yaml").write_text(text)
+        args = ["--config", str(tmp_path / "config.yaml"), *args]
+    return ConfigArgumentParser(Arguments, prog="script").parse(args)[0]
+
+
+def test_flags_override_the_file_and_the_file_the_defaults(tmp_path):
+    text = "learning_rate: 1e-2\nsizes: [3, 2]\nflip: false\n"
+    assert parse([], tmp_path, text) == Arguments(0.01, [3, 2], "a", False)
+    assert parse(["--sizes", "6", "4", "--flip", "true"], tmp_path, text) == Arguments(0.01, [6, 4], "a", True)
+    assert parse(["--learning_rate=3e-4"], tmp_path) == Arguments(3e-4)
+
+
+def test_the_default_config_is_for_a_bare_command(tmp_path):
+    (tmp_path / "default.yaml").write_text("mode: b")
+    parser = ConfigArgumentParser(Arguments)
+    assert parser.parse([], default_config=tmp_path / "default.yaml") == (Arguments(mode="b"),)
+    parser = ConfigArgumentParser(Arguments)
+    assert parser.parse(["--flip", "false"], default_config=tmp_path / "default.yaml") == (Arguments(flip=False),)
+
+
+@pytest.mark.parametrize(
+    ("args", "text", "message"),
+    [
+        (["--lerning_rate", "1"], None, "unknown --lerning_rate: did you mean --learning_rate?"),
+        (["--learning", "1"], None, "unknown --learning: did you mean --learning_rate?"),
+        (["--xyz"], None, "unknown --xyz: see --help"),
+        (["stray"], None, "unknown stray: see --help"),
+        ([], "lerning_rate: 1", "unknown key lerning_rate in"),
+        ([], "lerning_rate: 1", "did you mean learning_rate?"),
+        ([], "mode: c", "must be one of a, b, got 'c'"),
+        (["--mode", "c"], None, "invalid choice"),
+        (["--sizes", "six"], None, "invalid int value: 'six'"),
+        ([], "sizes: six", "sizes"),
+        (["--learning_rate", "-1"], None, "learning_rate must be positive"),
+        ([], "- a\n- b", "must hold `flag: value` lines"),
+        ([], "a: [", "can't be read"),
+        (["--config", "nothing.yaml"], None, "--config nothing.yaml can't be read"),
+    ],
+)
+def test_refusals_are_one_line_with_exit_code_2(tmp_path, capsys, args, text, message):
+    with pytest.raises(SystemExit) as exit_info:
+        parse(args, tmp_path, text)
+    error = capsys.readouterr().err
+    assert exit_info.value.code == 2
+    assert error.startswith("script: error: ") and error.count("\n") == 1
+    assert message in error

@@ -1,0 +1,28 @@
+"""Distils a DINOv2 teacher into a Raptor: `accelerate launch training/distill.py --help`."""
+
+from pathlib import Path
+
+from raptor_hf.distillation import DataArguments, DistillationArguments, ModelArguments
+from raptor_hf.distillation.run import distill
+from raptor_hf.parser import ConfigArgumentParser
+from raptor_hf.summary import fidelity_table
+
+
+def main(argv: list[str] | None = None):
+    parser = ConfigArgumentParser((ModelArguments, DataArguments, DistillationArguments), description=__doc__)
+    model_args, data_args, args = parser.parse(argv, default_config=Path(__file__).parent / "configs" / "quickstart.yaml")
+    if args.process_index == 0:
+        print(f"Distilling in {args.world_size} process(es), on {args.device.type}.", flush=True)
+    try:
+        results = distill(model_args, data_args, args)
+    except ValueError as error:
+        if args.log_level == "debug":
+            raise
+        parser.error(str(error))
+    if args.process_index == 0:
+        print(fidelity_table(results))
+        print(f"Saved to {args.output_dir}: RaptorModel.from_pretrained({args.output_dir!r})")
+
+
+if __name__ == "__main__":
+    main()

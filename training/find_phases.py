@@ -1,0 +1,72 @@
+"""Finds the phases of a teacher: writes the layer similarity and the phase sizes as JSON, and the figure."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from raptor_hf.digits import digits_teacher
+from raptor_hf.files import write_json
+from raptor_hf.images import CenterCrop, PixelValues, load_image_dataset, load_image_processor
+from raptor_hf.parser import ConfigArgumentParser
+from raptor_hf.phases import OBJECTIVES, find_phases, layer_similarity, partition_objective
+from raptor_hf.plots import plot_similarity, save_figure
+from raptor_hf.teachers import load_teacher
+
+
+@dataclass
+class PhaseArguments:
+    teacher: str = field(default="digits", metadata={"help": "Hub name or folder of a DINOv2 model, or 'digits'."})
+    dataset: str = field(default="digits", metadata={"help": "Images: Hub name, folder, parquet file, or 'digits'."})
+    split: str = field(default="train", metadata={"help": "Split of the data set."})
+    image_column: str | None = field(default=None, metadata={"help": "Column of the images; found if there is one."})
+    similarity: str | None = field(
+        default=None, metadata={"help": "CSV file of a similarity matrix (L x L), in place of a teacher and images."}
+    )
+    num_phases: list[int] = field(default_factory=lambda: [2, 3, 4], metadata={"help": "Numbers of phases to find."})
+    min_size: int = field(default=2, metadata={"help": "Layers that a phase has at least."})
+    objective: str = field(default="mean", metadata={"help": "What is maximised.", "choices": list(OBJECTIVES)})
+    image_size: int | None = field(default=None, metadata={"help": "Pixels. Default: the image processor's."})
+    max_samples: int = field(default=512, metadata={"help": "Images to use; the paper uses 10,000."})
+    batch_size: int = field(default=32, metadata={"help": "Images a batch."})
+    seed: int = field(default=42, metadata={"help": "Seed of the choice of images."})
+    trust_remote_code: bool = field(default=False, metadata={"help": "Whether the teacher's own code may be run."})
+    output_dir: str = field(default="outputs/phases", metadata={"help": "Where the results go."})
+
+
+def main(argv: list[str] | None = None):
+    parser = ConfigArgumentParser(PhaseArguments, description=__doc__)
+    (args,) = parser.parse(argv)
+    try:
+        similarity = measure(args) if args.similarity is None else np.loadtxt(args.similarity, delimiter=",")
+        sizes = {k: find_phases(similarity, k, args.min_size, args.objective) for k in args.num_phases}
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    output_dir = Path(args.output_dir)
+    phases = {}
+    for k, phase_sizes in sizes.items():
+        assignment = np.repeat(np.arange(k), phase_sizes)
+        value = partition_objective(similarity, assignment, args.objective)
+        phases[str(k)] = {"phase_sizes": phase_sizes, "objective": value}
+        save_figure(plot_similarity(similarity, phase_sizes, f"{k} phases"), output_dir / f"phases_k{k}")
+        print(f"k = {k}: phase sizes {' '.join(map(str, phase_sizes))}, {args.objective} objective {value:.4f}")
+    matrix = np.asarray(similarity).tolist()
+    write_json(output_dir / "find_phases.json", {"arguments": vars(args), "phases": phases, "similarity": matrix})
+    print(f"Saved to {output_dir}")
+
+
+def measure(args: PhaseArguments):
+    teacher_name = str(digits_teacher()) if args.teacher == "digits" else args.teacher
+    teacher = load_teacher(teacher_name, trust_remote_code=args.trust_remote_code)
+    teacher.to("cuda" if torch.cuda.is_available() else "cpu")
+    dataset = load_image_dataset(args.dataset, args.split, image_column=args.image_column)
+    order = np.random.default_rng(args.seed).permutation(len(dataset))
+    centre = CenterCrop(load_image_processor(teacher_name, args.image_size))
+    images = PixelValues(dataset.select(order[: args.max_samples]), centre)
+    return layer_similarity(teacher, DataLoader(images, args.batch_size), progress=True)
+
+
+if __name__ == "__main__":
+    main()
