@@ -471,7 +471,10 @@ def _block_state(layer: nn.Module) -> dict[str, torch.Tensor]:
 
 
 class RaptorBackbone(BackboneMixin, RaptorModel):
-    """A Raptor as the backbone of dense prediction heads, as `Dinov2Backbone`."""
+    """
+    A Raptor as the backbone of dense prediction heads, as `Dinov2Backbone`. From a folder it is loaded with its own
+    `from_pretrained`: that of Transformers' `AutoBackbone` takes names on the Hub only.
+    """
 
     def __init__(self, config: RaptorConfig):
         super().__init__(config)
