@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: quickstart test lint
+.PHONY: quickstart test hf-tests lint
 
 # Trains a small teacher on scikit-learn's digits, distils it with 2 and 3 phases, prints a table.
 quickstart: $(INSTALLED)
@@ -10,6 +10,10 @@ quickstart: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest
+
+# Transformers' own common tests, from its source distribution, against Raptor and against Dinov2.
+hf-tests: $(INSTALLED)
+	$(BIN)/python tests/hf/run.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -140,6 +140,17 @@ def test_schedule_can_start_anew_with_stage_2(rows, tmp_path):
     assert np.argmax(logged(joint, "learning_rate")) == 2 and logged(joint, "learning_rate")[8] > 0
 
 
+def test_images_are_smaller_in_the_first_part(rows, tmp_path, monkeypatch):
+    trainer = make_trainer(rows, tmp_path, save_strategy="no", early_image_size=14, early_image_ratio=0.25)
+    tokens = []
+    forward = trainer.model.forward
+    monkeypatch.setattr(
+        trainer.model, "forward", lambda states, **kw: tokens.append(states.shape[2]) or forward(states, **kw)
+    )
+    trainer.train()
+    assert tokens == [1 + 1] * 2 + [1 + 4] * 6
+
+
 def test_evaluate_reports_the_closed_loop(rows, tmp_path):
     trainer = make_trainer(rows, tmp_path, save_strategy="no", phase_sizes=(1,) * 6)
     metrics = trainer.evaluate()

@@ -10,7 +10,8 @@ from raptor_hf.summary import fidelity_table
 
 def main(argv: list[str] | None = None):
     parser = ConfigArgumentParser((ModelArguments, DataArguments, DistillationArguments), description=__doc__)
-    model_args, data_args, args = parser.parse(argv, default_config=Path(__file__).parent / "configs" / "quickstart.yaml")
+    quickstart = Path(__file__).parent / "configs" / "quickstart.yaml"
+    model_args, data_args, args = parser.parse(argv, default_config=quickstart)
     if args.process_index == 0:
         print(f"Distilling in {args.world_size} process(es), on {args.device.type}.", flush=True)
     try:

@@ -143,6 +143,10 @@ class DistillationArguments(TrainingArguments):
     restart_schedule: bool = field(
         default=False, metadata={"help": "Whether stage 2 starts warm-up, schedule and optimizer anew."}
     )
+    early_image_size: int | None = field(
+        default=None, metadata={"help": "Shrink the images to so many pixels in the first part: cheaper steps."}
+    )
+    early_image_ratio: float = field(default=0.5, metadata={"help": "Share of the steps at early_image_size."})
     stage1_weights: list[float] | None = field(
         default=None, metadata={"help": "Loss weights of cls, registers, patches in stage 1. Default: plain MSE."}
     )
@@ -163,7 +167,7 @@ class DistillationArguments(TrainingArguments):
 
     def __post_init__(self):
         super().__post_init__()
-        for name in ("stage1_ratio", "teacher_forcing_ratio"):
+        for name in ("stage1_ratio", "teacher_forcing_ratio", "early_image_ratio"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} is a share from 0 to 1, got {getattr(self, name)}.")
         for name in ("stage1_weights", "last_phase_weights", "stage2_weights"):

@@ -60,10 +60,11 @@ def distill(model_args: ModelArguments, data_args: DataArguments, args: Distilla
     teacher_config = load_teacher_config(model_args.teacher, model_args.trust_remote_code)
     processor = load_image_processor(model_args.teacher, data_args.image_size)
     image_size = crop_size(processor)
-    if image_size % teacher_config.patch_size:
-        raise ValueError(
-            f"image_size {image_size} is not a multiple of the teacher's patch size {teacher_config.patch_size}."
-        )
+    for name, size in (("image_size", image_size), ("early_image_size", args.early_image_size or image_size)):
+        if size % teacher_config.patch_size:
+            raise ValueError(
+                f"{name} {size} is not a multiple of the teacher's patch size {teacher_config.patch_size}."
+            )
     if model_args.phase_sizes or model_args.block_assignment:
         raptor_config_of_teacher(
             teacher_config, init=model_args.init, phase_sizes=model_args.phase_sizes, **model_args.block_settings()

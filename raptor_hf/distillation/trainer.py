@@ -4,6 +4,7 @@ import json
 import time
 from pathlib import Path
 
+from torch.nn.functional import interpolate
 from torch.optim.lr_scheduler import SequentialLR
 from torch.utils.data import DataLoader, Subset
 from tqdm.auto import tqdm
@@ -65,8 +66,12 @@ class RaptorTrainer(Trainer):
         return self.args.teacher_forcing(self.state.global_step, self.state.max_steps)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        pixel_values = inputs["pixel_values"]
+        size = self.args.early_image_size
+        if size is not None and self.state.global_step < self.args.early_image_ratio * self.state.max_steps:
+            pixel_values = interpolate(pixel_values, (size, size), mode="bicubic", antialias=True)
         with self.accelerator.autocast():
-            states = trajectory(self.teacher, inputs["pixel_values"])
+            states = trajectory(self.teacher, pixel_values)
         outputs = model(states, stage=self.stage, teacher_forcing=self.teacher_forcing)
         return (outputs["loss"], outputs) if return_outputs else outputs["loss"]
 
