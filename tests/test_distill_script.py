@@ -21,6 +21,7 @@ from raptor_hf.parser import ConfigArgumentParser
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "training" / "distill.py"
+LAUNCH = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1", str(SCRIPT)]
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +42,7 @@ def material(tmp_path_factory):
 def whole(material, tmp_path_factory):
     """An uninterrupted run, through `accelerate launch`."""
     output_dir = tmp_path_factory.mktemp("whole")
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1", SCRIPT]
-    return output_dir, run([*launch, *flags(material, output_dir)])
+    return output_dir, run([*LAUNCH, *flags(material, output_dir)])
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +111,7 @@ def test_a_finished_run_is_not_run_again(material, whole, distill, capsys):
 
 
 def test_killed_and_started_again_it_goes_on_from_its_last_checkpoint(material, whole, tmp_path):
-    command = [sys.executable, str(SCRIPT), *flags(material, tmp_path)]
+    command = [*LAUNCH, *flags(material, tmp_path)]
     process = subprocess.Popen(
         command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )

@@ -3,11 +3,13 @@
 import dataclasses
 import json
 import logging
+import os
 import shutil
 from pathlib import Path
 
 import datasets
 import numpy as np
+import torch
 from accelerate.utils import broadcast_object_list
 from torch.utils.data import DataLoader
 from transformers import set_seed
@@ -188,6 +190,14 @@ def _find_phases(teacher, train, centre, model_args: ModelArguments, args, outpu
                 plot_similarity(similarity, sizes[0], "Layer similarity of the teacher"), output_dir / "phases"
             )
     return broadcast_object_list(sizes)[0]
+
+
+def use_every_core(args: DistillationArguments):
+    """On a CPU: undoes that `accelerate launch` and `torchrun` leave each process one thread, whatever is there."""
+    launched = {"ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID"} & set(os.environ)
+    if args.device.type == "cpu" and launched and os.environ.get("OMP_NUM_THREADS") == "1":
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        torch.set_num_threads(max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))
 
 
 def last_whole_checkpoint(output_dir: Path) -> str | None:
