@@ -52,9 +52,11 @@ def digits_teacher() -> Path:
     with PartialState().local_main_process_first():
         if not (TEACHER / "results.json").is_file():
             aside = TEACHER.with_name(f"{TEACHER.name}.{os.getpid()}")
-            # In a process of its own, which knows nothing of the other processes of a distributed run.
-            distributed = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-            env = {key: value for key, value in os.environ.items() if key not in distributed}
+            # In a process of its own, which knows nothing of the launcher's processes and threads.
+            launcher = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+            if {"RANK", "ACCELERATE_MIXED_PRECISION"} & set(os.environ):
+                launcher.add("OMP_NUM_THREADS")
+            env = {key: value for key, value in os.environ.items() if key not in launcher}
             command = [sys.executable, "-m", "raptor_hf.teacher_training", "--output_dir", str(aside)]
             print("Training the digits teacher, once; it is then kept in the cache.", flush=True)
             if subprocess.run(command, env=env).returncode != 0:

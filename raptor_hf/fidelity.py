@@ -22,7 +22,7 @@ class LayerFidelity:
             x, a = states[:, :, where].float(), target[:, :, where].float()
             error, norm = (x - a).norm(dim=-1), a.norm(dim=-1)
             batch = {
-                "tokens": torch.full((x.shape[1],), x.shape[0] * x.shape[2], device=x.device),
+                "tokens": torch.full((x.shape[1],), x.shape[0] * x.shape[2]),
                 "cosine": cosine_similarity(x, a, dim=-1).sum((0, 2)),
                 "relative_error": (error / norm.clamp_min(1e-12)).sum((0, 2)),
                 "squared_error": error.square().sum((0, 2)),
@@ -31,13 +31,15 @@ class LayerFidelity:
             }
             sums = self._sums.setdefault(name, {})
             for key, value in batch.items():
-                sums[key] = sums.get(key, 0) + value.double()
+                sums[key] = sums.get(key, 0) + value.cpu().double()
 
     def reduce(self, accelerator):
         """Adds up what every process of an `accelerate.Accelerator` has seen, so that `compute` tells the whole."""
+        if accelerator.num_processes == 1:
+            return
         for sums in self._sums.values():
             for key, value in sums.items():
-                sums[key] = accelerator.reduce(value, reduction="sum")
+                sums[key] = accelerator.reduce(value.to(accelerator.device), reduction="sum").cpu()
 
     def compute(self) -> dict[str, dict[str, list[float]]]:
         """

@@ -39,7 +39,7 @@ def layer_similarity(
         states = trajectory(model, pixel_values.to(model.device))[:, 1:].float()
         for token in (states[:, :, 0], states[:, :, patches].mean(dim=2)):
             token = normalize(token, dim=-1)
-            total = total + torch.einsum("bld,bmd->lm", token, token).double().cpu() / 2
+            total = total + torch.einsum("bld,bmd->lm", token, token).cpu().double() / 2
         num_images += len(pixel_values)
     if num_images == 0:
         raise ValueError("Layer similarity needs at least one image, but the batches were empty.")
@@ -68,7 +68,7 @@ def find_phases(
     """
     similarity = _checked(similarity)
     num_layers = len(similarity)
-    _check_partition(num_layers, num_phases, min_size)
+    check_partition(num_layers, num_phases, min_size)
     # prefix[i, j] is the sum of S[:i, :j], so that the sum over any phase takes four look-ups.
     prefix = np.pad(similarity.cumsum(0).cumsum(1), ((1, 0), (1, 0)))
     start, end = np.meshgrid(np.arange(num_layers + 1), np.arange(num_layers + 1), indexing="ij")
@@ -115,7 +115,7 @@ def partition_objective(
 
 def random_phases(num_layers: int, num_phases: int, min_size: int = 1, seed: int = 0) -> list[int]:
     """Sizes of random contiguous phases, uniform over all such segmentations: a baseline."""
-    _check_partition(num_layers, num_phases, min_size)
+    check_partition(num_layers, num_phases, min_size)
     spare = num_layers - num_phases * min_size
     # Stars and bars: each choice of bars among the spare layers is one segmentation.
     bars = np.random.default_rng(seed).choice(spare + num_phases - 1, num_phases - 1, replace=False)
@@ -157,7 +157,8 @@ def _checked(similarity: torch.Tensor | np.ndarray) -> np.ndarray:
     return similarity
 
 
-def _check_partition(num_layers: int, num_phases: int, min_size: int):
+def check_partition(num_layers: int, num_phases: int, min_size: int):
+    """Raises ValueError if `num_layers` layers can't be cut into `num_phases` phases of at least `min_size`."""
     if num_phases < 1 or min_size < 1 or num_phases * min_size > num_layers:
         raise ValueError(
             f"{num_layers} layers can't be cut into {num_phases} phases of at least {min_size} layers: ask for fewer, "

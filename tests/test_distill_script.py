@@ -12,6 +12,7 @@ from pathlib import Path
 import datasets
 import pytest
 import torch
+from hub_server import HubServer
 from tiny import picture, tiny_teacher
 
 from raptor_hf import RaptorModel
@@ -73,8 +74,9 @@ def flags(material, output_dir, **changes) -> list[str]:
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "1"}
 
 
-def run(command):
-    return subprocess.run(list(map(str, command)), env=ENVIRONMENT, capture_output=True, text=True, timeout=240)
+def run(command, **environment):
+    command, environment = list(map(str, command)), ENVIRONMENT | environment
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
 
 
 def losses(output_dir):
@@ -196,3 +198,18 @@ def test_a_folder_with_another_run_is_not_touched(material, tmp_path, distill, c
     assert (tmp_path / "results.json").read_text() == saved
     distill(flags(material, tmp_path, max_steps=3, overwrite_output_dir=True))
     assert json.loads((tmp_path / "results.json").read_text())["images_seen"] == 24
+
+
+def test_the_result_is_pushed_with_its_card_and_nothing_else(material, tmp_path):
+    with HubServer() as hub:
+        environment = {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(tmp_path / "home")}
+        push = {"push_to_hub": True, "hub_model_id": "me/raptor", "hub_token": hub.TOKEN, "max_steps": 2}
+        done = run([sys.executable, SCRIPT, *flags(material, tmp_path / "out", **push)], **environment)
+        assert done.returncode == 0, done.stderr
+        files = hub.repos["me/raptor"].branches["main"]
+    assert {"README.md", "config.json", "model.safetensors", "preprocessor_config.json", "modeling_raptor.py"} <= set(
+        files
+    )
+    assert not any("checkpoint" in name or name.endswith((".bin", ".pt", ".pth")) for name in files)
+    assert b'from_pretrained("me/raptor")' in files["README.md"]
+    assert hub.TOKEN not in done.stdout + done.stderr + (tmp_path / "out" / "results.json").read_text()

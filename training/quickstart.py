@@ -11,7 +11,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from transformers import AutoModelForImageClassification
 
-from raptor_hf import RaptorForImageClassification, RaptorModel
+from raptor_hf import RaptorForImageClassification
 from raptor_hf.digits import digits_teacher, load_digits_dataset
 from raptor_hf.files import write_json
 from raptor_hf.images import CenterCrop, PixelValues, load_image_processor
@@ -48,13 +48,13 @@ def summary(results: dict) -> str:
 
 
 def main():
+    folder = digits_teacher()
     for k in (2, 3):
         command = [sys.executable, "-m", "accelerate.commands.launch", str(DISTILL)]
         command += ["--config", str(DISTILL.parent / "configs" / "quickstart.yaml")]
         command += ["--num_phases", str(k), "--output_dir", str(OUTPUT_DIR / f"k{k}"), *sys.argv[1:]]
         subprocess.run(command, check=True, env=os.environ | {"TOKENIZERS_PARALLELISM": "false"})
 
-    folder = digits_teacher()
     teacher = AutoModelForImageClassification.from_pretrained(folder, dtype=torch.float32).eval()
     centre = CenterCrop(load_image_processor(str(folder)))
     images, labels = {}, {}
@@ -68,9 +68,7 @@ def main():
     for name in ("teacher", "k2", "k3"):
         classifier = teacher
         if name != "teacher":
-            backbone = RaptorModel.from_pretrained(OUTPUT_DIR / name, dtype=torch.float32)
-            classifier = RaptorForImageClassification(backbone.config).eval()
-            classifier.raptor.load_state_dict(backbone.state_dict())
+            classifier = RaptorForImageClassification.from_pretrained(OUTPUT_DIR / name, dtype=torch.float32).eval()
             classifier.classifier.load_state_dict(teacher.classifier.state_dict())
         train_features, _ = classify(classifier, images["train"])
         test_features, predicted = classify(classifier, images["test"])

@@ -28,7 +28,7 @@ from ..images import (
     load_image_processor,
 )
 from ..modeling_raptor import RaptorModel, raptor_config_of_teacher
-from ..phases import find_phases, layer_similarity
+from ..phases import check_partition, find_phases, layer_similarity
 from ..plots import plot_fidelity, plot_similarity, save_figure
 from ..teachers import load_teacher, load_teacher_config
 from .arguments import DataArguments, DistillationArguments, ModelArguments
@@ -36,7 +36,7 @@ from .trainer import FIDELITY_NAME, RaptorTrainer
 
 logger = logging.getLogger(__name__)
 ARGUMENTS_NAME, PHASES_NAME, RESULTS_NAME = "arguments.json", "phases.json", "results.json"
-HELD_OUT = 256
+HELD_OUT, MIN_PHASE_SIZE = 256, 2
 
 
 def distill(model_args: ModelArguments, data_args: DataArguments, args: DistillationArguments) -> dict:
@@ -54,7 +54,8 @@ def distill(model_args: ModelArguments, data_args: DataArguments, args: Distilla
     """
     output_dir = Path(args.output_dir)
     settings = _settings(model_args, data_args, args)
-    finished = _earlier_results(output_dir, settings, args.overwrite_output_dir)
+    with args.main_process_first(local=False):
+        finished = _earlier_results(output_dir, settings, args.overwrite_output_dir)
     if finished is not None:
         return finished
     if model_args.teacher == "digits":
@@ -67,10 +68,17 @@ def distill(model_args: ModelArguments, data_args: DataArguments, args: Distilla
             raise ValueError(
                 f"{name} {size} is not a multiple of the teacher's patch size {teacher_config.patch_size}."
             )
-    if model_args.phase_sizes or model_args.block_assignment:
-        raptor_config_of_teacher(
-            teacher_config, init=model_args.init, phase_sizes=model_args.phase_sizes, **model_args.block_settings()
-        )
+    phase_sizes = model_args.phase_sizes
+    find = phase_sizes is None and model_args.block_assignment is None
+    if find:
+        check_partition(teacher_config.num_hidden_layers, model_args.num_phases, MIN_PHASE_SIZE)
+    # Refuses what doesn't fit before anything large is loaded; the sizes to be found are stood in for.
+    raptor_config_of_teacher(
+        teacher_config,
+        init=model_args.init,
+        phase_sizes=[1] * teacher_config.num_hidden_layers if find else phase_sizes,
+        **model_args.block_settings(),
+    )
     train, validation = _load_images(data_args, args)
 
     teacher = load_teacher(model_args.teacher, trust_remote_code=model_args.trust_remote_code)
@@ -79,8 +87,7 @@ def distill(model_args: ModelArguments, data_args: DataArguments, args: Distilla
         output_dir.mkdir(parents=True, exist_ok=True)
         write_json(output_dir / ARGUMENTS_NAME, settings)
     centre = CenterCrop(processor)
-    phase_sizes = model_args.phase_sizes
-    if phase_sizes is None and model_args.block_assignment is None:
+    if find:
         phase_sizes = _find_phases(teacher, train, centre, model_args, args, output_dir)
 
     set_seed(args.seed)
@@ -109,7 +116,7 @@ def distill(model_args: ModelArguments, data_args: DataArguments, args: Distilla
     fidelity = trainer.record_fidelity(f"after_stage{last_stage}")
 
     results = {
-        "teacher": model_args.teacher,
+        "teacher": settings["teacher"],
         "dataset": data_args.dataset,
         "phase_sizes": student.config.phase_sizes,
         "image_size": image_size,
@@ -154,6 +161,8 @@ def _load_images(data_args: DataArguments, args: DistillationArguments):
     validation = validation.select(range(min(len(validation), data_args.max_eval_samples)))
     if data_args.max_train_samples:
         train = train.select(range(min(len(train), data_args.max_train_samples)))
+    if len(validation) < args.world_size:
+        raise ValueError(f"{len(validation)} validation images are fewer than the {args.world_size} processes.")
     if len(train) < args.train_batch_size * args.world_size and args.dataloader_drop_last:
         raise ValueError(
             f"{len(train)} training images don't fill one batch of {args.train_batch_size} on each of "
@@ -184,7 +193,7 @@ def _find_phases(teacher, train, centre, model_args: ModelArguments, args, outpu
                 images = train.select(order[: model_args.phase_images])
             loader = DataLoader(PixelValues(images, centre), args.per_device_eval_batch_size)
             similarity = layer_similarity(teacher, loader, progress=not args.disable_tqdm)
-            sizes = [find_phases(similarity, model_args.num_phases, objective=model_args.phase_objective)]
+            sizes = [find_phases(similarity, model_args.num_phases, MIN_PHASE_SIZE, model_args.phase_objective)]
             write_json(path, {"phase_sizes": sizes[0], "similarity": similarity.tolist(), "images": len(images)})
             save_figure(
                 plot_similarity(similarity, sizes[0], "Layer similarity of the teacher"), output_dir / "phases"

@@ -1,0 +1,97 @@
+"""Compute as a dial: what a Raptor keeps of its teacher when its blocks are applied fewer or more times."""
+
+import statistics
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+from torch.nn.functional import cosine_similarity
+from torch.utils.data import DataLoader
+from tqdm.auto import tqdm
+
+from raptor_hf import RaptorModel
+from raptor_hf.files import write_json
+from raptor_hf.images import CenterCrop, PixelValues, load_image_dataset, load_image_processor
+from raptor_hf.parser import ConfigArgumentParser
+from raptor_hf.summary import table
+from raptor_hf.teachers import load_teacher, token_slices
+
+
+@dataclass
+class Arguments:
+    model: str = field(metadata={"help": "The Raptor: Hub name or folder."})
+    teacher: str = field(metadata={"help": "Its teacher: Hub name or folder."})
+    dataset: str = field(metadata={"help": "Images: Hub name, folder or parquet file."})
+    split: str = field(default="validation", metadata={"help": "Split of the data set."})
+    image_column: str | None = field(default=None, metadata={"help": "Column of the images; found if there is one."})
+    scales: list[float] = field(
+        default_factory=lambda: [0.5, 0.75, 1.0, 1.25, 1.5, 2.0],
+        metadata={"help": "Applications of each block, as multiples of its phase's size."},
+    )
+    image_size: int | None = field(default=None, metadata={"help": "Pixels. Default: the image processor's."})
+    max_samples: int = field(default=128, metadata={"help": "Images to use."})
+    batch_size: int = field(default=32, metadata={"help": "Images a batch."})
+    rounds: int = field(default=5, metadata={"help": "Times that the speed is measured, all settings in turn."})
+    output_dir: str = field(default="outputs/phase_iterations", metadata={"help": "Where the results go."})
+
+
+@torch.no_grad()
+def main(argv: list[str] | None = None):
+    parser = ConfigArgumentParser(Arguments, description=__doc__)
+    (args,) = parser.parse(argv)
+    try:
+        teacher = load_teacher(args.teacher)
+        model = RaptorModel.from_pretrained(args.model, dtype=torch.float32).eval()
+        dataset = load_image_dataset(args.dataset, args.split, image_column=args.image_column)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    teacher.to(device), model.to(device)
+    centre = CenterCrop(load_image_processor(args.model, args.image_size))
+    images = PixelValues(dataset.select(range(min(len(dataset), args.max_samples))), centre)
+    batches = [batch["pixel_values"].to(device) for batch in DataLoader(images, args.batch_size)]
+
+    sizes = model.config.phase_sizes
+    settings = {scale: [max(1, round(scale * size)) for size in sizes] for scale in args.scales}
+    slices = token_slices(model.config)
+    cosines = {scale: dict.fromkeys(slices, 0.0) for scale in settings}
+    for batch in tqdm(batches, desc="Fidelity"):
+        target = teacher(batch).last_hidden_state
+        for scale, iterations in settings.items():
+            states = model(batch, phase_iterations=iterations).last_hidden_state
+            for name, where in slices.items():
+                cosine = cosine_similarity(states[:, where], target[:, where], dim=-1).mean(dim=1)
+                cosines[scale][name] += cosine.sum().item() / len(images)
+    seconds = {scale: [] for scale in settings}
+    for _ in tqdm(range(args.rounds), desc="Speed"):
+        for scale, iterations in settings.items():
+            start = time.perf_counter()
+            model(batches[0], phase_iterations=iterations)
+            if device == "cuda":
+                torch.cuda.synchronize()
+            seconds[scale].append((time.perf_counter() - start) / len(batches[0]))
+    results = [
+        {
+            "scale": scale,
+            "phase_iterations": iterations,
+            "block_applications": sum(iterations),
+            "milliseconds_per_image": 1000 * statistics.median(seconds[scale]),
+            "cosine": cosines[scale],
+        }
+        for scale, iterations in settings.items()
+    ]
+    write_json(Path(args.output_dir) / "phase_iterations.json", {"arguments": asdict(args), "results": results})
+    rows = [
+        [
+            " ".join(map(str, row["phase_iterations"])),
+            f"{row['milliseconds_per_image']:.1f}",
+            *(f"{value:.3f}" for value in row["cosine"].values()),
+        ]
+        for row in results
+    ]
+    print(table(["applications of each block", "ms an image", *(f"cosine, {name}" for name in slices)], rows))
+
+
+if __name__ == "__main__":
+    main()
