@@ -59,8 +59,13 @@ def digits_teacher() -> Path:
             env = {key: value for key, value in os.environ.items() if key not in launcher}
             command = [sys.executable, "-m", "raptor_hf.teacher_training", "--output_dir", str(aside)]
             print("Training the digits teacher, once; it is then kept in the cache.", flush=True)
-            if subprocess.run(command, env=env).returncode != 0:
-                raise RuntimeError("Training the digits teacher failed; its own message stands above.")
-            shutil.rmtree(TEACHER, ignore_errors=True)
-            aside.rename(TEACHER)
+            try:
+                if subprocess.run(command, env=env).returncode != 0:
+                    raise RuntimeError("Training the digits teacher failed; its own message stands above.")
+                # Unless another run, started at the same time, has made it meanwhile.
+                if not (TEACHER / "results.json").is_file():
+                    shutil.rmtree(TEACHER, ignore_errors=True)
+                    aside.rename(TEACHER)
+            finally:
+                shutil.rmtree(aside, ignore_errors=True)
     return TEACHER

@@ -1,7 +1,11 @@
 """Images: from a data set on the Hub or on disk to pixel values."""
 
+import itertools
+import json
 import math
+import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import datasets
@@ -24,7 +28,7 @@ def load_image_dataset(
     Args:
         name_or_path: `"digits"` (scikit-learn's, embedded), a Hub name, a folder of images or of parquet files, a
             parquet file, or a folder that `save_to_disk` wrote.
-        split: the split's name. `save_to_disk` of one split has none.
+        split: one of [`split_names`].
         streaming: whether rows are read as they are needed, without a copy on disk.
         image_column: the column's name; found if there is only one that holds images.
 
@@ -32,25 +36,58 @@ def load_image_dataset(
         ValueError: if there is no such data set, split or column.
     """
     path = Path(name_or_path)
-    try:
+    names = split_names(name_or_path)
+    if re.split(r"[\[+]", split)[0] not in names:
+        raise ValueError(f"Data set {name_or_path} has no split {split}: it has {', '.join(names)}.")
+    with _as_value_error(f"Data set {name_or_path}, split {split}, can't be loaded"):
         if name_or_path == "digits":
             dataset = load_digits_dataset(split)
-        elif (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
+        elif (path / "dataset_dict.json").is_file():
+            dataset = datasets.load_from_disk(path)[split]
+        elif (path / "state.json").is_file():
             dataset = datasets.load_from_disk(path)
-            if isinstance(dataset, datasets.DatasetDict):
-                dataset = dataset[split]
         elif path.suffix == ".parquet":
-            dataset = datasets.load_dataset("parquet", data_files=str(path), split="train")
+            dataset = datasets.load_dataset("parquet", data_files=str(path), split=split)
         else:
             dataset = datasets.load_dataset(name_or_path, split=split, streaming=streaming)
-    except (OSError, KeyError, ValueError, ConnectionError, datasets.exceptions.DatasetsError) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise ValueError(f"Data set {name_or_path}, split {split}, can't be loaded ({reason}).") from error
     if streaming and isinstance(dataset, datasets.Dataset):
         dataset = dataset.to_iterable_dataset(num_shards=min(16, max(1, len(dataset))))
     if isinstance(dataset, datasets.Dataset) and len(dataset) == 0:
         raise ValueError(f"Data set {name_or_path}, split {split}, is empty.")
     return _with_image_column(dataset, image_column)
+
+
+def split_names(name_or_path: str) -> list[str]:
+    """
+    The splits of a data set. A parquet file, and a folder that `save_to_disk` wrote of one split, have `train` alone.
+
+    Raises:
+        ValueError: if there is no such data set.
+    """
+    path = Path(name_or_path)
+    with _as_value_error(f"Data set {name_or_path} can't be loaded"):
+        if name_or_path == "digits":
+            return ["train", "validation", "test"]
+        if (path / "dataset_dict.json").is_file():
+            return json.loads((path / "dataset_dict.json").read_text())["splits"]
+        if (path / "state.json").is_file() or path.suffix == ".parquet":
+            return ["train"]
+        return datasets.get_dataset_split_names(name_or_path)
+
+
+@contextmanager
+def _as_value_error(message: str):
+    """Whatever the library raises on data that isn't there, as a ValueError of one line."""
+    try:
+        yield
+    except (OSError, KeyError, IndexError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise ValueError(f"{message} ({str(error).strip().splitlines()[0]}).") from error
+
+
+def take_images(stream: datasets.IterableDataset, count: int) -> datasets.Dataset:
+    """The first `count` images of a stream, as their files' bytes, in memory."""
+    rows = list(stream.select_columns("image").cast_column("image", datasets.Image(decode=False)).take(count))
+    return datasets.Dataset.from_list(rows, features=datasets.Features({"image": datasets.Image()}))
 
 
 def _with_image_column(dataset, column: str | None):
@@ -96,10 +133,14 @@ def load_image_processor(name_or_path: str, image_size: int | None = None) -> Ba
             image_std=[0.229, 0.224, 0.225],
         )
     if image_size is not None and crop_size(processor) != image_size:
-        edge = processor.size.get("shortest_edge", 256)
-        scale = edge / crop_size(processor)
-        processor.size = {"shortest_edge": round(image_size * scale)}
-        processor.crop_size = {"height": image_size, "width": image_size}
+        square = {"height": image_size, "width": image_size}
+        if "height" in processor.size:
+            processor.size = square
+        else:
+            scale = processor.size["shortest_edge"] / crop_size(processor)
+            processor.size = {"shortest_edge": round(image_size * scale)}
+            processor.do_center_crop = True
+        processor.crop_size = square
     return processor
 
 
@@ -160,6 +201,12 @@ class RandomResizedCrop:
         return (pixels - self.mean) / self.std
 
 
+def check_crop_scale(scale):
+    """Raises ValueError unless `scale` is two area shares, 0 < low <= high <= 1."""
+    if len(scale) != 2 or not 0 < scale[0] <= scale[1] <= 1:
+        raise ValueError(f"crop_scale must be two shares, 0 < low <= high <= 1, got {scale}.")
+
+
 class PixelValues(torch.utils.data.Dataset):
     """
     Rows of a data set as `{"pixel_values": (channels, height, width)}`. Index `epoch * len + i` is row i in that
@@ -178,33 +225,47 @@ class PixelValues(torch.utils.data.Dataset):
 
 
 class StreamedPixelValues(torch.utils.data.IterableDataset):
-    """The same of a stream, shuffled within a buffer anew in each epoch."""
+    """
+    The same of a stream, without an end: epoch after epoch, each shuffled anew within a buffer. As one long pass it
+    can be resumed by passing over what was seen.
+    """
 
     def __init__(self, dataset: datasets.IterableDataset, transform, seed: int = 0, buffer_size: int = 1000):
         self.dataset = dataset.select_columns("image").shuffle(seed=seed, buffer_size=buffer_size)
-        self.transform, self.seed, self.epoch = transform, seed, 0
-
-    def set_epoch(self, epoch: int):
-        self.epoch = epoch
-        self.dataset.set_epoch(epoch)
+        self.transform, self.seed = transform, seed
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         worker = torch.utils.data.get_worker_info()
-        for index, row in enumerate(self.dataset):
-            rng = np.random.default_rng((self.seed, self.epoch, worker.id if worker else 0, index))
-            yield {"pixel_values": self.transform(row["image"], rng)}
+        index = 0
+        for epoch in itertools.count():
+            self.dataset.set_epoch(epoch)
+            before = index
+            for row in self.dataset:
+                rng = np.random.default_rng((self.seed, worker.id if worker else 0, index))
+                yield {"pixel_values": self.transform(row["image"], rng)}
+                index += 1
+            if index == before:
+                return
 
 
 class EpochSampler(torch.utils.data.Sampler):
-    """Indices `epoch * size + i` for [`PixelValues`], in an order that the seed and the epoch alone decide."""
+    """
+    Indices `epoch * size + i` for [`PixelValues`], in an order that the seed and the epoch alone decide.
 
-    def __init__(self, size: int, seed: int, current_epoch):
-        self.size, self.seed, self.current_epoch = size, seed, current_epoch
+    Args:
+        size: rows of the data set.
+        current_epoch: called when an epoch begins, to tell its number.
+        multiple_of: what doesn't fill so many is left out of an epoch: the global batch, so that an epoch has the same
+            steps however a batch is split.
+    """
+
+    def __init__(self, size: int, seed: int, current_epoch, multiple_of: int = 1):
+        self.size, self.seed, self.current_epoch, self.multiple_of = size, seed, current_epoch, multiple_of
 
     def __len__(self) -> int:
-        return self.size
+        return self.size // self.multiple_of * self.multiple_of
 
     def __iter__(self) -> Iterator[int]:
         epoch = self.current_epoch()
-        order = np.random.default_rng((self.seed, epoch)).permutation(self.size)
+        order = np.random.default_rng((self.seed, epoch)).permutation(self.size)[: len(self)]
         return iter((epoch * self.size + order).tolist())

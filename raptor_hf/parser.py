@@ -13,26 +13,33 @@ class ConfigArgumentParser(HfArgumentParser):
     """
     An `HfArgumentParser` whose defaults can come from a YAML file. Flags override the file. Unknown flags, unknown
     keys and values that the dataclasses refuse end the program with exit code 2 and one line that says what to do.
+
+    Args:
+        exclusive: groups of flags that say the same thing in different ways.
     """
 
-    def __init__(self, dataclass_types, **kwargs):
+    def __init__(self, dataclass_types, exclusive: tuple[tuple[str, ...], ...] = (), **kwargs):
+        self.exclusive = exclusive
         super().__init__(dataclass_types, allow_abbrev=False, **kwargs)
         self.add_argument("--config", metavar="FILE.yaml", help="YAML file of the flags below; flags override it.")
 
-    def parse(self, args: list[str] | None = None, default_config: Path | None = None) -> tuple:
+    def parse(self, args: list[str] | None = None, default_config: Path | None = None, unless: tuple = ()) -> tuple:
         """
         The dataclasses, from `args` (by default the command line's).
 
         Args:
             args: the command line.
-            default_config: the file to read where no flag at all is given.
+            default_config: the file to read where no `--config` is given, nor one of the flags that `unless` names.
         """
         args = sys.argv[1:] if args is None else args
         config = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         config.add_argument("--config")
-        path = config.parse_known_args(args)[0].config or (default_config if not args else None)
+        given = {word.lstrip("-").split("=")[0].replace("-", "_") for word in args if word.startswith("--")}
+        path = config.parse_known_args(args)[0].config
+        if path is None and not given & set(unless):
+            path = default_config
         if path is not None:
-            self._read_config(Path(path))
+            self._read_config(Path(path), given)
         try:
             namespace, unknown = self.parse_known_args(args)
             if unknown:
@@ -42,7 +49,7 @@ class ConfigArgumentParser(HfArgumentParser):
         except ValueError as error:
             self.error(str(error))
 
-    def _read_config(self, path: Path):
+    def _read_config(self, path: Path, given: set[str]):
         try:
             values = yaml.safe_load(path.read_text())
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -56,7 +63,9 @@ class ConfigArgumentParser(HfArgumentParser):
             choices = actions[key].choices
             if choices and value not in choices:
                 self.error(f"{key} in {path} must be one of {', '.join(map(str, choices))}, got {value!r}.")
-        self.set_defaults(**values)
+        # A flag overrides the whole of what the file says in the flag's group.
+        overridden = {name for group in self.exclusive if given & set(group) for name in group}
+        self.set_defaults(**{key: value for key, value in values.items() if key not in overridden})
 
     def _refuse_unknown(self, what: str, name: str, prefix: str):
         names = [action.dest for action in self._actions]

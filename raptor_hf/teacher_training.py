@@ -14,7 +14,7 @@ from transformers import (
 )
 
 from .files import write_json
-from .images import CenterCrop, EpochSampler, PixelValues, RandomResizedCrop, load_image_dataset
+from .images import CenterCrop, EpochSampler, PixelValues, RandomResizedCrop, check_crop_scale, load_image_dataset
 from .parser import ConfigArgumentParser
 
 
@@ -51,6 +51,7 @@ class TeacherArguments(TrainingArguments):
 
     def __post_init__(self):
         super().__post_init__()
+        check_crop_scale(self.crop_scale)
         if self.image_size % self.patch_size:
             raise ValueError(f"image_size {self.image_size} must be a multiple of patch_size {self.patch_size}.")
 
@@ -91,8 +92,11 @@ def train_teacher(args: TeacherArguments) -> dict:
             f"{args.dataset} has no column {args.label_column}: set --label_column to one of "
             f"{', '.join(train.column_names)}."
         )
+    labels = train[args.label_column]
+    if not all(isinstance(label, int) and label >= 0 for label in labels):
+        raise ValueError(f"Labels must be class indices, but {args.label_column} holds {labels[0]!r}.")
     names = getattr(train.features[args.label_column], "names", None)
-    names = names or [str(label) for label in range(int(max(train[args.label_column])) + 1)]
+    names = names or [str(label) for label in range(max(labels) + 1)]
     processor = BitImageProcessorPil(
         size={"height": args.image_size, "width": args.image_size},
         do_center_crop=False,

@@ -21,13 +21,16 @@ def load_teacher(
         ValueError: if there is no such model, it is of another family, or weights of it are missing.
     """
     load_teacher_config(name_or_path, trust_remote_code)
-    model, info = AutoModel.from_pretrained(
-        name_or_path,
-        dtype=dtype,
-        use_safetensors=True,
-        trust_remote_code=trust_remote_code,
-        output_loading_info=True,
-    )
+    try:
+        model, info = AutoModel.from_pretrained(
+            name_or_path,
+            dtype=dtype,
+            use_safetensors=True,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+        )
+    except OSError as error:
+        raise ValueError(f"Teacher {name_or_path} has no weights in safetensors: give a folder that has.") from error
     missing = sorted(key for key in info["missing_keys"] if not key.endswith("mask_token"))
     if missing:
         raise ValueError(

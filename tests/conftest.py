@@ -3,6 +3,9 @@
 import os
 from pathlib import Path
 
+# Before anything imports huggingface_hub, which reads it once.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
 import pytest
 import torch
 from transformers import (
@@ -17,7 +20,6 @@ from transformers import (
 
 from raptor_hf import RaptorConfig, RaptorModel
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 TEACHERS = {
     "dinov2": (Dinov2Config, Dinov2Model, Dinov2ForImageClassification),

@@ -3,6 +3,7 @@
 import json
 import os
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import time
 from pathlib import Path
 
 import datasets
+import numpy as np
 import pytest
 import torch
 from hub_server import HubServer
@@ -17,6 +19,7 @@ from tiny import picture, tiny_teacher
 
 from raptor_hf import RaptorModel
 from raptor_hf.distillation import DataArguments, DistillationArguments, ModelArguments
+from raptor_hf.distillation.run import _load_images as load_images
 from raptor_hf.images import load_image_processor
 from raptor_hf.parser import ConfigArgumentParser
 
@@ -66,6 +69,8 @@ def flags(material, output_dir, **changes) -> list[str]:
         "use_cpu": True,
     }
     words = []
+    if {"phase_sizes", "block_assignment"} & set(changes) and "num_phases" not in changes:
+        del settings["num_phases"]
     for name, value in (settings | changes).items():
         words += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
     return words
@@ -142,10 +147,65 @@ def test_two_processes_follow_one_at_the_same_global_batch(material, whole, tmp_
     assert fidelity[0]["patch"]["cosine"] == pytest.approx(fidelity[1]["patch"]["cosine"], abs=1e-3)
 
 
-def test_streaming_runs_over_several_epochs(material, tmp_path, distill):
-    distill(flags(material, tmp_path, streaming=True, max_steps=7))
-    assert losses(tmp_path)[-1]["epoch"] > 1
-    assert (tmp_path / "results.json").is_file()
+def test_a_stream_goes_on_over_epochs_and_is_resumed_where_it_was(material, tmp_path, distill):
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    streamed = {"streaming": True, "phase_sizes": [3, 3], "max_steps": 12}
+    distill(flags(material, whole, **streamed))
+    assert len(losses(whole)) * 8 > 2 * 40
+    shutil.copytree(whole, resumed)
+    (resumed / "results.json").unlink()
+    for step in (12, 10):
+        shutil.rmtree(resumed / f"checkpoint-{step}", ignore_errors=True)
+    shutil.copytree(whole / "checkpoint-10", resumed / "checkpoint-10")
+    distill(flags(material, resumed, **streamed))
+    assert [e["loss"] for e in losses(resumed)] == [e["loss"] for e in losses(whole)]
+
+
+def test_streaming_needs_a_validation_split(material, tmp_path, distill, capsys):
+    (tmp_path / "images").mkdir()
+    shutil.copy(material / "images" / "train.parquet", tmp_path / "images")
+    with pytest.raises(SystemExit):
+        distill(flags(material, tmp_path / "out", streaming=True, dataset=tmp_path / "images"))
+    assert "has no validation split, and --streaming holds none out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", ["folder", "file", "disk"])
+def test_without_a_validation_split_images_are_held_out_of_training(material, tmp_path, form):
+    dataset = datasets.load_dataset(str(material / "images"), split="train")
+    if form == "disk":
+        dataset.save_to_disk(tmp_path / "data")
+    else:
+        dataset.to_parquet(tmp_path / "data" / "train.parquet")
+    name = tmp_path / "data" / "train.parquet" if form == "file" else tmp_path / "data"
+    args = DistillationArguments(output_dir=str(tmp_path), use_cpu=True, per_device_train_batch_size=8)
+    train, validation = load_images(DataArguments(dataset=str(name)), args)
+    assert (len(train), len(validation)) == (36, 4)
+    pixels = [{np.asarray(image).tobytes() for image in part["image"]} for part in (train, validation)]
+    assert not pixels[0] & pixels[1]
+
+
+def test_the_number_of_phases_on_the_command_line_beats_the_files_sizes(material, tmp_path, distill, capsys):
+    config = tmp_path / "recipe.yaml"
+    config.write_text("phase_sizes: [2, 2, 2]")
+    distill(["--config", str(config), *flags(material, tmp_path / "out", max_steps=2)])
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert len(results["phase_sizes"]) == 2 and (tmp_path / "out" / "phases.json").is_file()
+    with pytest.raises(SystemExit):
+        distill(flags(material, tmp_path / "both", phase_sizes=[3, 3], num_phases=2))
+    assert "phase_sizes and num_phases are both given" in capsys.readouterr().err
+
+
+def test_killed_in_the_last_measurement_it_trains_no_further(material, tmp_path, distill):
+    settings = {"max_steps": 4, "lr_scheduler_type": "constant"}
+    distill(flags(material, tmp_path, **settings))
+    weights = RaptorModel.from_pretrained(tmp_path, dtype=torch.float32).state_dict()
+    results = json.loads((tmp_path / "results.json").read_text())
+    (tmp_path / "results.json").unlink()
+    distill(flags(material, tmp_path, **settings))
+    again = json.loads((tmp_path / "results.json").read_text())
+    assert again["images_seen"] == results["images_seen"] == 32 and again["fidelity"] == results["fidelity"]
+    for key, value in RaptorModel.from_pretrained(tmp_path, dtype=torch.float32).state_dict().items():
+        assert torch.equal(value, weights[key]), key
 
 
 def test_config_file_with_flags_over_it(material, tmp_path, distill):
@@ -173,12 +233,15 @@ def test_every_recipe_in_the_tree_is_accepted(name):
         ({"image_size": 30}, "image_size 30 is not a multiple of the teacher's patch size 14"),
         ({"phase_sizes": [3, 2]}, "phase_sizes [3, 2] sum to 5 layers, but the teacher has 6"),
         ({"teacher": "/nowhere/at-all"}, "Teacher /nowhere/at-all can't be loaded"),
-        ({"dataset": "/nowhere"}, "Data set /nowhere, split train, can't be loaded"),
+        ({"dataset": "/nowhere"}, "Data set /nowhere can't be loaded"),
         ({"hidden_act": "swiglu", "phase_sizes": [3, 3]}, 'init="teacher" copies the teacher\'s layers'),
-        ({"per_device_train_batch_size": 64}, "40 training images don't fill one batch of 64"),
+        ({"per_device_train_batch_size": 64}, "40 training images don't fill one batch of 64: lower"),
         ({"num_phases": 4}, "6 layers can't be cut into 4 phases"),
         ({"crop_scale": [0.5, 0.1]}, "crop_scale must be two shares"),
         ({"optim": "nothing"}, "optim"),
+        ({"optim": "sgd"}, "optim sgd goes with --muon false"),
+        ({"resume_from_checkpoint": "x"}, "resume_from_checkpoint is not needed"),
+        ({"train_split": "dev"}, "has no split dev: it has train, validation"),
     ],
 )
 def test_refusals_are_one_line_with_exit_code_2(material, tmp_path, distill, capsys, changes, message):
@@ -202,7 +265,8 @@ def test_a_folder_with_another_run_is_not_touched(material, tmp_path, distill, c
 
 def test_the_result_is_pushed_with_its_card_and_nothing_else(material, tmp_path):
     with HubServer() as hub:
-        environment = {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(tmp_path / "home")}
+        environment = {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}
+        environment |= {"HF_HOME": str(tmp_path / "home")}
         push = {"push_to_hub": True, "hub_model_id": "me/raptor", "hub_token": hub.TOKEN, "max_steps": 2}
         done = run([sys.executable, SCRIPT, *flags(material, tmp_path / "out", **push)], **environment)
         assert done.returncode == 0, done.stderr

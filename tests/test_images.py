@@ -15,6 +15,8 @@ from raptor_hf.images import (
     crop_size,
     load_image_dataset,
     load_image_processor,
+    split_names,
+    take_images,
     to_rgb,
 )
 
@@ -75,9 +77,9 @@ def test_columns_are_found_or_named(tmp_path):
 
 
 def test_refuses_what_is_not_there(folder):
-    with pytest.raises(ValueError, match=r"Data set .*nothing, split train, can't be loaded"):
+    with pytest.raises(ValueError, match=r"Data set .*nothing can't be loaded"):
         load_image_dataset(str(folder / "nothing"))
-    with pytest.raises(ValueError, match="split dev, can't be loaded"):
+    with pytest.raises(ValueError, match="has no split dev: it has train"):
         load_image_dataset(str(folder / "parquet"), "dev")
     dataset_of([]).to_parquet(folder / "empty.parquet")
     with pytest.raises(ValueError, match="no data"):
@@ -156,8 +158,36 @@ def test_stream_gives_every_row_once_in_each_epoch_across_workers(folder):
     dataset = load_image_dataset(str(folder / "disk"), "train", streaming=True)
     stream = StreamedPixelValues(dataset, lambda image, rng: torch.tensor(np.array(image)).float().mean(), seed=1)
     expected = sorted(float(np.array(picture(seed)).mean()) for seed in range(4))
-    loader = torch.utils.data.DataLoader(stream, batch_size=1, num_workers=2)
-    for epoch in range(2):
-        stream.set_epoch(epoch)
-        seen = sorted(batch["pixel_values"].item() for batch in loader)
-        assert seen == pytest.approx(expected, abs=1e-3)
+    for workers in (0, 2):
+        loader = iter(torch.utils.data.DataLoader(stream, batch_size=1, num_workers=workers))
+        for _ in range(3):
+            assert sorted(next(loader)["pixel_values"].item() for _ in range(4)) == pytest.approx(expected, abs=1e-3)
+
+
+def test_images_taken_from_a_stream_keep_their_bytes(tmp_path):
+    (tmp_path / "images").mkdir()
+    picture(0).save(tmp_path / "images" / "0.jpg", quality=30)
+    stream = load_image_dataset(str(tmp_path / "images"), streaming=True)
+    (row,) = take_images(stream, 5)
+    np.testing.assert_array_equal(np.array(row["image"]), np.array(Image.open(tmp_path / "images" / "0.jpg")))
+
+
+def test_a_single_split_is_not_given_under_another_name(folder):
+    for name in ("parquet/train.parquet", "disk"):
+        assert split_names(str(folder / name)) == ["train"]
+        with pytest.raises(ValueError, match="has no split validation: it has train"):
+            load_image_dataset(str(folder / name), "validation")
+
+
+def test_a_processor_without_a_crop_is_resized_to_the_size_asked_for(tmp_path):
+    whole = BitImageProcessorPil(size={"height": 32, "width": 32}, do_center_crop=False)
+    whole.save_pretrained(tmp_path)
+    resized = load_image_processor(str(tmp_path), 64)
+    assert crop_size(resized) == 64
+    assert CenterCrop(resized)(picture(0), None).shape == (3, 64, 64)
+
+
+def test_an_epoch_leaves_out_what_does_not_fill_a_global_batch():
+    sampler = EpochSampler(10, 0, lambda: 2, multiple_of=4)
+    assert len(sampler) == len(list(sampler)) == 8
+    assert len(set(sampler)) == 8 and set(sampler) <= set(range(20, 30))

@@ -35,8 +35,16 @@ def test_the_default_config_is_for_a_bare_command(tmp_path):
     (tmp_path / "default.yaml").write_text("mode: b")
     parser = ConfigArgumentParser(Arguments)
     assert parser.parse([], default_config=tmp_path / "default.yaml") == (Arguments(mode="b"),)
-    parser = ConfigArgumentParser(Arguments)
-    assert parser.parse(["--flip", "false"], default_config=tmp_path / "default.yaml") == (Arguments(flip=False),)
+    for flag, mode in (("--flip=false", "b"), ("--learning_rate=1", "a")):
+        parser = ConfigArgumentParser(Arguments)
+        assert parser.parse([flag], tmp_path / "default.yaml", unless=("learning_rate",))[0].mode == mode
+
+
+def test_a_flag_overrides_the_files_word_in_its_group(tmp_path):
+    (tmp_path / "config.yaml").write_text("sizes: [3]\nflip: false")
+    args = ["--config", str(tmp_path / "config.yaml"), "--learning-rate", "2"]
+    parser = ConfigArgumentParser(Arguments, exclusive=(("sizes", "learning_rate"),))
+    assert parser.parse(args) == (Arguments(2.0, None, "a", False),)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def test_the_trained_depth_of_an_undistilled_identity_is_the_best(tmp_path):
     images.to_parquet(tmp_path / "images.parquet")
     flags = ["--model", "raptor", "--teacher", "teacher", "--dataset", "images.parquet", "--output_dir", "out"]
     paths = [flag if flag.startswith("--") else str(tmp_path / flag) for flag in flags]
-    main([*paths, "--scales", "1", "2", "--rounds", "2"])
+    main([*paths, "--split", "train", "--scales", "1", "2", "--rounds", "2"])
     same, double = json.loads((tmp_path / "out" / "phase_iterations.json").read_text())["results"]
     assert same["cosine"] == {"cls": pytest.approx(1), "patch": pytest.approx(1)}
     assert double["phase_iterations"] == [2] * 6 and double["block_applications"] == 12

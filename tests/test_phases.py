@@ -93,6 +93,7 @@ def test_forty_layers_take_milliseconds():
         (np.eye(4), 0, 1, "can't be cut into 0 phases"),
         (np.ones((3, 4)), 1, 1, "square"),
         (np.full((3, 3), np.nan), 1, 1, "finite"),
+        (1 - np.eye(3), 1, 1, "diagonal must be 1"),
     ],
 )
 def test_refuses_what_can_not_be_cut(similarity, num_phases, min_size, message):

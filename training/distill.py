@@ -3,15 +3,18 @@
 from pathlib import Path
 
 from raptor_hf.distillation import DataArguments, DistillationArguments, ModelArguments
+from raptor_hf.distillation.arguments import PHASE_FLAGS
 from raptor_hf.distillation.run import distill, use_every_core
 from raptor_hf.parser import ConfigArgumentParser
 from raptor_hf.summary import fidelity_table
 
 
 def main(argv: list[str] | None = None):
-    parser = ConfigArgumentParser((ModelArguments, DataArguments, DistillationArguments), description=__doc__)
+    parser = ConfigArgumentParser(
+        (ModelArguments, DataArguments, DistillationArguments), exclusive=(PHASE_FLAGS,), description=__doc__
+    )
     quickstart = Path(__file__).parent / "configs" / "quickstart.yaml"
-    model_args, data_args, args = parser.parse(argv, default_config=quickstart)
+    model_args, data_args, args = parser.parse(argv, quickstart, unless=("teacher", "dataset"))
     use_every_core(args)
     if args.process_index == 0:
         print(f"Distilling in {args.world_size} process(es), on {args.device.type}.", flush=True)

@@ -25,6 +25,7 @@ class PhaseArguments:
     similarity: str | None = field(
         default=None, metadata={"help": "CSV file of a similarity matrix (L x L), in place of a teacher and images."}
     )
+    dissimilarity: str | None = field(default=None, metadata={"help": "The same, of one minus the similarity."})
     num_phases: list[int] = field(default_factory=lambda: [2, 3, 4], metadata={"help": "Numbers of phases to find."})
     min_size: int = field(default=2, metadata={"help": "Layers that a phase has at least."})
     objective: str = field(default="mean", metadata={"help": "What is maximised.", "choices": list(OBJECTIVES)})
@@ -40,7 +41,12 @@ def main(argv: list[str] | None = None):
     parser = ConfigArgumentParser(PhaseArguments, description=__doc__)
     (args,) = parser.parse(argv)
     try:
-        similarity = measure(args) if args.similarity is None else np.loadtxt(args.similarity, delimiter=",")
+        if args.similarity is not None:
+            similarity = np.loadtxt(args.similarity, delimiter=",")
+        elif args.dissimilarity is not None:
+            similarity = 1 - np.loadtxt(args.dissimilarity, delimiter=",")
+        else:
+            similarity = measure(args)
         sizes = {k: find_phases(similarity, k, args.min_size, args.objective) for k in args.num_phases}
     except (ValueError, OSError) as error:
         parser.error(str(error))

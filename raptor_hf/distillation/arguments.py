@@ -1,11 +1,14 @@
 """What a distillation run can be told. Each field is a flag of `training/distill.py` and a key of its YAML files."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from transformers import TrainingArguments
 
+from ..images import check_crop_scale
 from .module import LossSettings
 
+# Three ways to say what the phases are: only one of them at a time.
+PHASE_FLAGS = ("phase_sizes", "num_phases", "block_assignment")
 TRAINING_MODES = ("two_stage", "teacher_forcing", "autoregressive", "output_only")
 
 
@@ -23,7 +26,7 @@ class ModelArguments:
     phase_sizes: list[int] | None = field(
         default=None, metadata={"help": "Layers of each phase. Found from the teacher if not given."}
     )
-    num_phases: int = field(default=3, metadata={"help": "How many phases to find."})
+    num_phases: int | None = field(default=None, metadata={"help": "How many phases to find. Default: 3."})
     phase_objective: str = field(
         default="mean", metadata={"help": "What find_phases maximises.", "choices": ["mean", "cut"]}
     )
@@ -47,11 +50,17 @@ class ModelArguments:
     layerscale_value: float | None = field(
         default=None, metadata={"help": "LayerScale of blocks that start at random. Default: 1e-5."}
     )
+    layer_norm_eps: float | None = field(default=None, metadata={"help": "LayerNorm epsilon. Default: the teacher's."})
     drop_path_rate: float | None = field(default=None, metadata={"help": "Stochastic depth. Default: none."})
     depth_scaling: bool = field(default=True, metadata={"help": "Whether blocks see the depth step."})
     trust_remote_code: bool = field(
         default=False, metadata={"help": "Whether code that comes with the teacher may be run."}
     )
+
+    def __post_init__(self):
+        given = [name for name in PHASE_FLAGS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{given[0]} and {given[1]} are both given: leave one out.")
 
     def block_settings(self) -> dict:
         """Fields of [`RaptorConfig`] that are not simply the teacher's."""
@@ -60,6 +69,7 @@ class ModelArguments:
             "hidden_act": self.hidden_act,
             "intermediate_size": self.intermediate_size,
             "layerscale_value": self.layerscale_value,
+            "layer_norm_eps": self.layer_norm_eps,
             "drop_path_rate": self.drop_path_rate,
         }
         return {"depth_scaling": self.depth_scaling} | {k: v for k, v in settings.items() if v is not None}
@@ -106,9 +116,7 @@ class DataArguments:
     max_eval_samples: int = field(default=256, metadata={"help": "Measure fidelity on so many images at most."})
 
     def __post_init__(self):
-        low, high = self.crop_scale if len(self.crop_scale) == 2 else (1, 0)
-        if not 0 < low <= high <= 1:
-            raise ValueError(f"crop_scale must be two shares, 0 < low <= high <= 1, got {self.crop_scale}.")
+        check_crop_scale(self.crop_scale)
 
 
 @dataclass
@@ -176,6 +184,16 @@ class DistillationArguments(TrainingArguments):
                 raise ValueError(
                     f"{name} must be three weights of at least 0, cls, registers, patches, got {weights}."
                 )
+
+        default_optim = next(f.default for f in fields(TrainingArguments) if f.name == "optim")
+        if self.muon and self.optim != default_optim:
+            raise ValueError(
+                f"optim {getattr(self.optim, 'value', self.optim)} goes with --muon false: Muon and AdamW are used otherwise."
+            )
+        if self.resume_from_checkpoint is not None:
+            raise ValueError(
+                "resume_from_checkpoint is not needed: a run goes on from the last one in its output_dir."
+            )
 
     def loss_settings(self) -> LossSettings:
         return LossSettings(

@@ -26,6 +26,8 @@ from ..images import (
     crop_size,
     load_image_dataset,
     load_image_processor,
+    split_names,
+    take_images,
 )
 from ..modeling_raptor import RaptorModel, raptor_config_of_teacher
 from ..phases import check_partition, find_phases, layer_similarity
@@ -57,6 +59,7 @@ def distill(model_args: ModelArguments, data_args: DataArguments, args: Distilla
     with args.main_process_first(local=False):
         finished = _earlier_results(output_dir, settings, args.overwrite_output_dir)
     if finished is not None:
+        _push(output_dir, args)
         return finished
     if model_args.teacher == "digits":
         model_args = dataclasses.replace(model_args, teacher=str(digits_teacher()))
@@ -71,7 +74,7 @@ def distill(model_args: ModelArguments, data_args: DataArguments, args: Distilla
     phase_sizes = model_args.phase_sizes
     find = phase_sizes is None and model_args.block_assignment is None
     if find:
-        check_partition(teacher_config.num_hidden_layers, model_args.num_phases, MIN_PHASE_SIZE)
+        check_partition(teacher_config.num_hidden_layers, model_args.num_phases or 3, MIN_PHASE_SIZE)
     # Refuses what doesn't fit before anything large is loaded; the sizes to be found are stood in for.
     raptor_config_of_teacher(
         teacher_config,
@@ -111,7 +114,7 @@ def distill(model_args: ModelArguments, data_args: DataArguments, args: Distilla
         eval_dataset=PixelValues(validation, centre),
         processing_class=processor,
     )
-    trainer.train(resume_from_checkpoint=last_whole_checkpoint(output_dir))
+    trainer.train_from(last_whole_checkpoint(output_dir))
     last_stage = 1 if trainer.stage1_steps == trainer.state.max_steps else 2
     fidelity = trainer.record_fidelity(f"after_stage{last_stage}")
 
@@ -130,13 +133,17 @@ def distill(model_args: ModelArguments, data_args: DataArguments, args: Distilla
         save_with_card(trainer.student, processor, results, output_dir)
         save_figure(plot_fidelity(fidelity, student.config.phase_sizes), output_dir / "fidelity")
         write_json(output_dir / RESULTS_NAME, results)
-        if args.push_to_hub:
-            repo_id = args.hub_model_id or output_dir.resolve().name
-            push_to_hub(
-                output_dir, repo_id, token=args.hub_token, private=args.hub_private_repo, revision=args.hub_revision
-            )
+        _push(output_dir, args)
     trainer.accelerator.wait_for_everyone()
     return results
+
+
+def _push(output_dir: Path, args: DistillationArguments):
+    if args.push_to_hub and args.process_index == 0:
+        repo_id = args.hub_model_id or output_dir.resolve().name
+        push_to_hub(
+            output_dir, repo_id, token=args.hub_token, private=args.hub_private_repo, revision=args.hub_revision
+        )
 
 
 def _load_images(data_args: DataArguments, args: DistillationArguments):
@@ -147,35 +154,33 @@ def _load_images(data_args: DataArguments, args: DistillationArguments):
 
     train = load(data_args.dataset, data_args.train_split)
     name = data_args.validation_dataset or data_args.dataset
-    if data_args.validation_split or data_args.validation_dataset:
-        validation = load(name, data_args.validation_split or "validation")
+    split = data_args.validation_split or "validation"
+    if data_args.validation_split or data_args.validation_dataset or "validation" in split_names(name):
+        validation = load(name, split)
+    elif data_args.streaming:
+        raise ValueError(
+            f"{name} has no validation split, and --streaming holds none out: name --validation_split or "
+            "--validation_dataset."
+        )
     else:
-        try:
-            validation = load(name, "validation")
-        except ValueError:
-            logger.warning("No validation split: %s training images are held out.", HELD_OUT)
-            train, validation = _hold_out(train, args.seed)
+        parts = train.train_test_split(test_size=min(HELD_OUT, max(1, len(train) // 10)), seed=args.seed)
+        train, validation = parts["train"], parts["test"]
+        logger.warning("%s has no validation split: %s images are held out of training.", name, len(validation))
     if data_args.streaming:
-        validation = datasets.Dataset.from_list(list(validation.take(data_args.max_eval_samples)), train.features)
-        return train.take(data_args.max_train_samples) if data_args.max_train_samples else train, validation
-    validation = validation.select(range(min(len(validation), data_args.max_eval_samples)))
-    if data_args.max_train_samples:
-        train = train.select(range(min(len(train), data_args.max_train_samples)))
+        validation = take_images(validation, data_args.max_eval_samples)
+        train = train.take(data_args.max_train_samples) if data_args.max_train_samples else train
+    else:
+        validation = validation.select(range(min(len(validation), data_args.max_eval_samples)))
+        if data_args.max_train_samples:
+            train = train.select(range(min(len(train), data_args.max_train_samples)))
+        batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+        if len(train) < batch and args.dataloader_drop_last:
+            raise ValueError(
+                f"{len(train)} training images don't fill one batch of {batch}: lower --per_device_train_batch_size."
+            )
     if len(validation) < args.world_size:
         raise ValueError(f"{len(validation)} validation images are fewer than the {args.world_size} processes.")
-    if len(train) < args.train_batch_size * args.world_size and args.dataloader_drop_last:
-        raise ValueError(
-            f"{len(train)} training images don't fill one batch of {args.train_batch_size} on each of "
-            f"{args.world_size} devices: lower --per_device_train_batch_size."
-        )
     return train, validation
-
-
-def _hold_out(train, seed: int):
-    if isinstance(train, datasets.IterableDataset):
-        return train.skip(HELD_OUT), train.take(HELD_OUT)
-    parts = train.train_test_split(test_size=min(HELD_OUT, max(1, len(train) // 10)), seed=seed)
-    return parts["train"], parts["test"]
 
 
 def _find_phases(teacher, train, centre, model_args: ModelArguments, args, output_dir: Path) -> list[int]:
@@ -187,13 +192,13 @@ def _find_phases(teacher, train, centre, model_args: ModelArguments, args, outpu
             sizes = [json.loads(path.read_text())["phase_sizes"]]
         else:
             if isinstance(train, datasets.IterableDataset):
-                images = datasets.Dataset.from_list(list(train.take(model_args.phase_images)), train.features)
+                images = take_images(train, model_args.phase_images)
             else:
                 order = np.random.default_rng(args.seed).permutation(len(train))
                 images = train.select(order[: model_args.phase_images])
             loader = DataLoader(PixelValues(images, centre), args.per_device_eval_batch_size)
             similarity = layer_similarity(teacher, loader, progress=not args.disable_tqdm)
-            sizes = [find_phases(similarity, model_args.num_phases, MIN_PHASE_SIZE, model_args.phase_objective)]
+            sizes = [find_phases(similarity, model_args.num_phases or 3, MIN_PHASE_SIZE, model_args.phase_objective)]
             write_json(path, {"phase_sizes": sizes[0], "similarity": similarity.tolist(), "images": len(images)})
             save_figure(
                 plot_similarity(similarity, sizes[0], "Layer similarity of the teacher"), output_dir / "phases"
@@ -226,7 +231,8 @@ def _settings(model_args, data_args, args) -> dict:
     own = {field.name for field in dataclasses.fields(DistillationArguments)} - {"output_dir", "overwrite_output_dir"}
     inherited = {field.name for field in dataclasses.fields(DistillationArguments.__mro__[1])}
     decisive = "learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_steps weight_decay adam_beta1 adam_beta2 "
-    decisive += "adam_epsilon max_grad_norm num_train_epochs max_steps seed bf16 fp16"
+    decisive += "adam_epsilon max_grad_norm num_train_epochs max_steps seed bf16 fp16 optim optim_args "
+    decisive += "dataloader_drop_last " + ("dataloader_num_workers" if data_args.streaming else "")
     names = sorted((own - inherited) | set(decisive.split()))
     batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
     settings = dataclasses.asdict(model_args) | dataclasses.asdict(data_args)

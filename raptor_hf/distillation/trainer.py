@@ -8,7 +8,8 @@ from torch.nn.functional import interpolate
 from torch.optim.lr_scheduler import SequentialLR
 from torch.utils.data import DataLoader, Subset
 from tqdm.auto import tqdm
-from transformers import PreTrainedModel, Trainer, TrainerCallback, get_scheduler
+from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerState, get_scheduler
+from transformers.trainer import TRAINER_STATE_NAME
 
 from ..fidelity import LayerFidelity
 from ..files import write_json
@@ -65,6 +66,21 @@ class RaptorTrainer(Trainer):
     def teacher_forcing(self) -> float:
         return self.args.teacher_forcing(self.state.global_step, self.state.max_steps)
 
+    def train_from(self, checkpoint: str | None):
+        """Trains, from a checkpoint if one is given. Where that holds the last step, nothing is trained."""
+        if checkpoint is not None:
+            state = TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
+            if state.global_step >= state.max_steps:
+                self._load_from_checkpoint(checkpoint)
+                self.state, self._continued_log = state, state.log_history
+                return
+        self.train(resume_from_checkpoint=checkpoint)
+        if self.state.global_step < self.state.max_steps:
+            raise ValueError(
+                f"Training ended at step {self.state.global_step} of {self.state.max_steps}: the data set gave no "
+                "more images."
+            )
+
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         pixel_values = inputs["pixel_values"]
         size = self.args.early_image_size
@@ -118,7 +134,14 @@ class RaptorTrainer(Trainer):
     def _get_train_sampler(self, train_dataset=None):
         dataset = self.train_dataset if train_dataset is None else train_dataset
         # state.epoch is whole when an epoch starts, and a fraction when one is resumed.
-        return EpochSampler(len(dataset), self.args.seed, lambda: int(self.state.epoch or 0))
+        args = self.args
+        global_batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+        return EpochSampler(
+            len(dataset),
+            args.seed,
+            current_epoch=lambda: int(self.state.epoch or 0),
+            multiple_of=global_batch if args.dataloader_drop_last else 1,
+        )
 
     @property
     def elapsed_seconds(self) -> float:
