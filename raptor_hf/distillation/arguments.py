@@ -188,7 +188,8 @@ class DistillationArguments(TrainingArguments):
         default_optim = next(f.default for f in fields(TrainingArguments) if f.name == "optim")
         if self.muon and self.optim != default_optim:
             raise ValueError(
-                f"optim {getattr(self.optim, 'value', self.optim)} goes with --muon false: Muon and AdamW are used otherwise."
+                f"optim {getattr(self.optim, 'value', self.optim)} goes with --muon false: otherwise Muon and AdamW "
+                "are used."
             )
         if self.resume_from_checkpoint is not None:
             raise ValueError(
