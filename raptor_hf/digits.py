@@ -43,8 +43,8 @@ def load_digits_dataset(split: str) -> datasets.Dataset:
 
 def digits_teacher() -> Path:
     """
-    Folder of a `Dinov2ForImageClassification` for the digits: 12 layers, 64 wide. Trained on first use, in about a
-    minute on two CPU cores, then found again in the Hugging Face cache.
+    Folder of a `Dinov2ForImageClassification` for the digits: 12 layers, 64 wide. Trained on first use, in about two
+    minutes on two slow CPU cores, then found again in the Hugging Face cache.
 
     Raises:
         RuntimeError: if its training fails.
