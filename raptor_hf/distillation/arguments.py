@@ -205,6 +205,11 @@ class DistillationArguments(TrainingArguments):
             output_only=self.training_mode == "output_only",
         )
 
+    @property
+    def global_batch_size(self) -> int:
+        """Images that one optimizer step sees, over all processes and micro-batches."""
+        return self.train_batch_size * self.gradient_accumulation_steps * self.world_size
+
     def stage1_steps(self, max_steps: int) -> int:
         """How many of `max_steps` optimizer steps belong to stage 1."""
         ratio = {"teacher_forcing": 1.0, "output_only": 0.0}.get(self.training_mode, self.stage1_ratio)

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list
 from torch.utils.data import DataLoader
-from transformers import set_seed
+from transformers import TrainingArguments, set_seed
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ..digits import digits_teacher
@@ -173,10 +174,10 @@ def _load_images(data_args: DataArguments, args: DistillationArguments):
         validation = validation.select(range(min(len(validation), data_args.max_eval_samples)))
         if data_args.max_train_samples:
             train = train.select(range(min(len(train), data_args.max_train_samples)))
-        batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-        if len(train) < batch and args.dataloader_drop_last:
+        if len(train) < args.global_batch_size and args.dataloader_drop_last:
             raise ValueError(
-                f"{len(train)} training images don't fill one batch of {batch}: lower --per_device_train_batch_size."
+                f"{len(train)} training images don't fill one batch of {args.global_batch_size}: lower "
+                "--per_device_train_batch_size."
             )
     if len(validation) < args.world_size:
         raise ValueError(f"{len(validation)} validation images are fewer than the {args.world_size} processes.")
@@ -219,7 +220,7 @@ def last_whole_checkpoint(output_dir: Path) -> str | None:
     folders = [f for f in output_dir.glob(f"{PREFIX_CHECKPOINT_DIR}-*") if f.name.split("-")[-1].isdigit()]
     for folder in sorted(folders, key=lambda f: int(f.name.split("-")[-1]), reverse=True):
         try:
-            json.loads((folder / "trainer_state.json").read_text())
+            json.loads((folder / TRAINER_STATE_NAME).read_text())
             return str(folder)
         except (OSError, ValueError):
             logger.warning("%s is not whole: passed over.", folder.name)
@@ -229,14 +230,13 @@ def last_whole_checkpoint(output_dir: Path) -> str | None:
 def _settings(model_args, data_args, args) -> dict:
     """The arguments that decide a run's outcome: two runs that agree in them are the same run."""
     own = {field.name for field in dataclasses.fields(DistillationArguments)} - {"output_dir", "overwrite_output_dir"}
-    inherited = {field.name for field in dataclasses.fields(DistillationArguments.__mro__[1])}
+    inherited = {field.name for field in dataclasses.fields(TrainingArguments)}
     decisive = "learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_steps weight_decay adam_beta1 adam_beta2 "
     decisive += "adam_epsilon max_grad_norm num_train_epochs max_steps seed bf16 fp16 optim optim_args "
     decisive += "dataloader_drop_last " + ("dataloader_num_workers" if data_args.streaming else "")
     names = sorted((own - inherited) | set(decisive.split()))
-    batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
     settings = dataclasses.asdict(model_args) | dataclasses.asdict(data_args)
-    settings |= {name: getattr(args, name) for name in names} | {"batch_size": batch}
+    settings |= {name: getattr(args, name) for name in names} | {"batch_size": args.global_batch_size}
     return json.loads(json.dumps(settings, default=str))
 
 

@@ -135,12 +135,11 @@ class RaptorTrainer(Trainer):
         dataset = self.train_dataset if train_dataset is None else train_dataset
         # state.epoch is whole when an epoch starts, and a fraction when one is resumed.
         args = self.args
-        global_batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         return EpochSampler(
             len(dataset),
             args.seed,
             current_epoch=lambda: int(self.state.epoch or 0),
-            multiple_of=global_batch if args.dataloader_drop_last else 1,
+            multiple_of=args.global_batch_size if args.dataloader_drop_last else 1,
         )
 
     @property
