@@ -17,6 +17,8 @@ from transformers import BaseImageProcessor, PreTrainedModel, TrainingArguments
 TEMPLATE_PATH = Path(__file__).with_name("model_card_template.md")
 # Stands in a card for the name of a model that isn't on the Hub yet; `push_to_hub` fills it in.
 UNNAMED = "path/to/this-raptor"
+# Of the card that Transformers' own `push_to_hub` writes where there is none.
+GENERIC_HEADING = "# Model Card for Model ID"
 # All that travels to the Hub: a training folder also holds checkpoints, pickles and local paths.
 PUSHED_FILES = [
     "README.md",
@@ -207,6 +209,16 @@ def push_to_hub(
         ignore_patterns=["*/*"],
     )
     return commit.commit_url
+
+
+def replace_generic_card(model: PreTrainedModel, folder: str | PathLike, repo_id: str):
+    """Writes a Raptor's card over the card that Transformers makes up, keeping its tags; any other card stays."""
+    path = Path(folder) / "README.md"
+    generic = ModelCard.load(path)
+    if GENERIC_HEADING in generic.text:
+        card = model_card(model, repo_id=repo_id)
+        card.data.tags += [tag for tag in generic.data.tags or [] if tag not in card.data.tags]
+        card.save(path)
 
 
 def _escape(value):

@@ -284,6 +284,16 @@ class RaptorPreTrainedModel(PreTrainedModel):
         }
         super().save_pretrained(*args, **kwargs)
 
+    def _upload_modified_files(self, working_dir, repo_id, *args, **kwargs):
+        # The last step of `push_to_hub`. It finds Transformers' generic card where the repository had none.
+        try:
+            from raptor_hf.hub import replace_generic_card
+        except ImportError:
+            pass  # Only the two files that travel with the weights are here.
+        else:
+            replace_generic_card(self, working_dir, repo_id)
+        return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
+
 
 class RaptorModel(RaptorPreTrainedModel):
     """

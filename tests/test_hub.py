@@ -243,6 +243,7 @@ report["url"] = push_to_hub(
 )
 push_to_hub(folder, "short", token=token, revision="v1")
 model.push_to_hub("me/raptor", token=token)
+model.push_to_hub("me/own", token=token, tags=["birds"])
 for name, revision in (("me/raptor", "main"), ("me/short", "v1")):
     again = RaptorModel.from_pretrained(name, revision=revision)
     report["equal"][name] = torch.equal(again(pixels).last_hidden_state, expected)
@@ -295,6 +296,10 @@ def test_round_trip_through_the_client(model, tmp_path):
     assert (raptor.visibility, short.visibility) == ("private", None)
     # Pushing the model again by its own method keeps the card.
     assert "What it keeps of its teacher" in raptor.branches["main"]["README.md"].decode()
+    # Its own method gives a new repository a Raptor's card too.
+    own = ModelCard(hub.repos["me/own"].branches["main"]["README.md"].decode())
+    assert "weight-tied blocks" in own.content and 'from_pretrained("me/own")' in own.content
+    assert {"raptor", "birds"} <= set(own.data.tags)
     assert report["main_files"] == []
     assert report["files"] == [
         "README.md",
