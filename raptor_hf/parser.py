@@ -60,6 +60,7 @@ class ConfigArgumentParser(HfArgumentParser):
         for key, value in values.items():
             if key not in actions or key in ("help", "config"):
                 self._refuse_unknown(f"key {key} in {path}", str(key), "")
+            actions[key].required = False
             choices = actions[key].choices
             if choices and value not in choices:
                 self.error(f"{key} in {path} must be one of {', '.join(map(str, choices))}, got {value!r}.")

@@ -40,6 +40,18 @@ def test_the_default_config_is_for_a_bare_command(tmp_path):
         assert parser.parse([flag], tmp_path / "default.yaml", unless=("learning_rate",))[0].mode == mode
 
 
+def test_the_file_may_give_what_is_required(tmp_path, capsys):
+    @dataclass
+    class Required:
+        model: str
+
+    (tmp_path / "config.yaml").write_text("model: here")
+    assert ConfigArgumentParser(Required).parse(["--config", str(tmp_path / "config.yaml")]) == (Required("here"),)
+    with pytest.raises(SystemExit):
+        ConfigArgumentParser(Required).parse([])
+    assert "required: --model" in capsys.readouterr().err
+
+
 def test_a_flag_overrides_the_files_word_in_its_group(tmp_path):
     (tmp_path / "config.yaml").write_text("sizes: [3]\nflip: false")
     args = ["--config", str(tmp_path / "config.yaml"), "--learning-rate", "2"]
