@@ -1,0 +1,118 @@
+"""Verdicts on trajectories that are made so that a claim holds, and so that it doesn't."""
+
+import math
+
+import pytest
+import torch
+
+from raptor_hf.dynamics import TrajectoryDynamics
+from raptor_hf.dynamics.claims import check_claims, early_and_late
+
+SLICES = {"cls": slice(0, 1), "patch": slice(1, None)}
+
+
+def late_states(images=12, patches=9, width=48):
+    """
+    Eight layers: cls turns little, then sharply; patches move each their own way, then all along one axis, after which
+    little changes any more.
+    """
+    turns = torch.tensor([0.0, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 1.2]).cumsum(0)
+    plane = torch.linalg.qr(torch.randn(images, width, 2)).Q
+    cls = turns.cos().view(1, -1, 1) * plane[:, None, :, 0] + turns.sin().view(1, -1, 1) * plane[:, None, :, 1]
+    own = torch.randn(images, 4, patches, width) / math.sqrt(width)
+    shared = torch.zeros(images, 4, patches, width)
+    shared[..., 0] = torch.tensor([1.0, 1.0, 0.5, 0.3]).view(1, 4, 1)
+    updates = torch.cat([own, shared], dim=1)
+    start = torch.randn(images, 1, patches, width) / math.sqrt(width)
+    return torch.cat([cls.unsqueeze(2), torch.cat([start, start + updates.cumsum(1)], dim=1)], dim=2)
+
+
+def verdicts(states, phase_sizes=(4, 4), slices=SLICES, labels=None, **more):
+    dynamics = TrajectoryDynamics(slices)
+    dynamics.update(states, labels)
+    return {claim["name"]: claim for claim in check_claims(dynamics.compute(phase_sizes) | more)}
+
+
+def test_claims_hold_of_trajectories_that_are_made_so():
+    claims = verdicts(late_states())
+    for name in ("directional convergence", "late cls reorientation", "patch coherence", "low-rank late updates"):
+        assert claims[name]["verdict"] == "holds", claims[name]
+    assert "to 1.00 in the last phase" in claims["patch coherence"]["measured"]
+    assert claims["self-correction"]["verdict"] == claims["class-dependent basins"]["verdict"] == "not measured"
+
+
+def test_claims_do_not_hold_of_the_same_run_backwards():
+    claims = verdicts(late_states().flip(1))
+    for name in ("late cls reorientation", "patch coherence", "low-rank late updates"):
+        assert claims[name]["verdict"] == "does not hold", claims[name]
+    assert "Patch coherence falls from 1.00" in claims["patch coherence"]["measured"]
+
+
+def test_a_claim_holds_in_part():
+    # Coherent from the first layer on: strong, but not rising.
+    states = late_states()
+    states[:, :, 1:] = states[:, :, 1:2]
+    claim = verdicts(states)["patch coherence"]
+    assert claim["verdict"] == "holds in part"
+    assert [(part["holds"], part["threshold"]) for part in claim["parts"]] == [
+        (True, "at least 0.5"),
+        (False, "at least 0.1"),
+    ]
+
+
+@pytest.mark.parametrize("factor, largest", [(1.0, True), (1.2, False)])
+def test_weak_contraction_is_that_of_directions(factor, largest):
+    # One direction grows by the factor against the other two: removed growth can't hide it.
+    growth = torch.tensor([factor, 1.0, 1.0]) ** torch.arange(5).view(1, 5, 1, 1)
+    states = growth * torch.randn(40, 1, 3, 3)
+    claim = verdicts(states, (2, 2))["weak contraction"]
+    parts = {part["what"]: part for part in claim["parts"]}
+    assert parts["patch: largest modulus, all depth"]["holds"] == largest
+    assert (claim["verdict"] == "holds") == largest
+
+
+def entry(start, mean, high, eps=0.01):
+    return {"start": start, "eps": eps, "total": {"mean": mean, "low": 0.0, "high": high}}
+
+
+def test_self_correction_needs_the_band_below_one_at_every_start():
+    entries = [entry(0, 0.5, 0.6), entry(3, 0.9, 0.95), entry(3, 2.0, 2.1, eps=0.1)]
+    states = late_states()
+    claim = verdicts(states, self_correction={"patch": entries})["self-correction"]
+    assert claim["verdict"] == "holds" and "0.50, 0.90 for patch" in claim["measured"]
+    entries[1] = entry(3, 0.99, 1.01)
+    assert verdicts(states, self_correction={"patch": entries})["self-correction"]["verdict"] == "holds in part"
+
+
+def test_jumps_are_at_the_cuts_or_elsewhere():
+    turns = torch.tensor([0, 0.1, 0.1, 0.1, 0.5, 0.5, 0.5, 0.5, 0.1, 0.1, 0.1, 0.1]).cumsum(0)
+    circle = torch.stack([turns.cos(), turns.sin()], dim=-1).view(1, 12, 1, 2).expand(3, 12, 4, 2)
+    claim = verdicts(circle, (3, 4, 4))["jumps at phase boundaries"]
+    assert claim["verdict"] == "holds" and claim["parts"][0]["value"] == pytest.approx(1 / 45)
+    assert verdicts(circle, (2, 4, 5))["jumps at phase boundaries"]["verdict"] == "does not hold"
+    assert verdicts(circle, (11,))["jumps at phase boundaries"]["verdict"] == "not measured"
+    few = verdicts(circle[:, :5], (2, 2))["jumps at phase boundaries"]
+    assert few["verdict"] == "not measured" and "no p value below 0.33" in few["measured"]
+
+
+def test_basins_need_labels_and_tell_classes_apart():
+    labels = torch.arange(12) % 3
+    states = late_states()
+    assert verdicts(states, labels=labels)["class-dependent basins"]["verdict"] != "not measured"
+    states[:, -1, 0] = torch.eye(48)[labels] + 0.1 * torch.randn(12, 48)
+    claim = verdicts(states, labels=labels)["class-dependent basins"]
+    assert claim["verdict"] == "holds" and "between the 3 classes" in claim["measured"]
+
+
+def test_models_without_a_cls_token_or_with_a_single_patch():
+    states = late_states()[:, :, 1:]
+    claims = verdicts(states, slices={"patch": slice(0, None)})
+    assert claims["late cls reorientation"]["verdict"] == "not measured"
+    assert claims["patch coherence"]["verdict"] == "holds"
+    single = verdicts(states[:, :, :1], slices={"patch": slice(0, None)})
+    assert single["patch coherence"]["verdict"] == "not measured"
+
+
+def test_of_a_single_phase_thirds_are_compared():
+    early, late, *names = early_and_late({"phase_sizes": [9]})
+    assert (early, late, names) == (slice(0, 3), slice(6, 9), ["first third", "last third"])
