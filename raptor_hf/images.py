@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,15 @@ from transformers import AutoImageProcessor, BaseImageProcessor, BitImageProcess
 from .digits import load_digits_dataset
 
 CROP_RATIO = (3 / 4, 4 / 3)
+# Resizing the short side of a longer strip to that of a crop would take any amount of memory.
+MAX_ASPECT_RATIO = 100
+# Where so many rows in a row can't be read, it isn't single images that are bad.
+MAX_REPLACEMENTS = 100
+REPORT_BYTES = 120
+
+
+class BadImageError(ValueError):
+    """An image that can't be read, or holds nothing that can be learnt from."""
 
 
 def load_image_dataset(
@@ -91,7 +101,7 @@ def take_images(stream: datasets.IterableDataset, count: int) -> datasets.Datase
 
 
 def _with_image_column(dataset, column: str | None):
-    features = dataset.features or next(iter(dataset.take(1)))
+    features = dataset.features or next(iter(dataset.take(1)), {})
     if column is None:
         found = [name for name, feature in features.items() if _holds_images(feature)]
         if len(found) != 1:
@@ -150,13 +160,86 @@ def crop_size(processor: BaseImageProcessor) -> int:
     return crop["height"] if "height" in crop else crop["shortest_edge"]
 
 
+def decode_image(value: dict | Image.Image | None) -> Image.Image:
+    """
+    An image as 8-bit RGB.
+
+    Args:
+        value: `{"bytes": ..., "path": ...}`, as data sets store a file, or a decoded image.
+
+    Raises:
+        BadImageError: if it is missing, of no known format, cut short, a decompression bomb (more pixels than
+            `PIL.Image.MAX_IMAGE_PIXELS`), a strip of more than `MAX_ASPECT_RATIO`, or has pixels that aren't finite.
+    """
+    if value is None:
+        raise BadImageError("no image")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            image = datasets.Image().decode_example(value)
+        if max(image.size) > MAX_ASPECT_RATIO * min(image.size):
+            raise BadImageError(f"a strip of {image.width} x {image.height} pixels")
+        return to_rgb(image)
+    except (BadImageError, MemoryError):
+        raise
+    # A decoder raises whatever a broken file leads it to.
+    except Exception as error:
+        # Without the addresses of objects and the folders of files.
+        reason = re.sub(r"\s*(<[^>]*>|'[^']*[\\/][^']*')", "", str(error)).strip()
+        raise BadImageError(reason.splitlines()[0] if reason else type(error).__name__) from error
+
+
+def without_bad_images(dataset: datasets.Dataset) -> tuple[datasets.Dataset, list[str]]:
+    """The rows of a data set whose `image` can be read, and what the others are called and suffer from."""
+    good, bad = [], []
+    for index, value in enumerate(_undecoded(dataset)["image"]):
+        try:
+            decode_image(value)
+            good.append(index)
+        except BadImageError as error:
+            bad.append(_bad_image(value, index, error))
+    return (dataset.select(good) if bad else dataset), bad
+
+
+def _undecoded(dataset):
+    return dataset.select_columns("image").cast_column("image", datasets.Image(decode=False))
+
+
+def _bad_image(value, index: int, error: BadImageError) -> str:
+    name = Path(value["path"]).name if value and value["path"] else f"row {index}"
+    return f"{name}: {error}"
+
+
+def _report(bad: list[str]) -> dict[str, torch.Tensor]:
+    """
+    What was passed over for one row: how many images, and the first of them as UTF-8. Tensors, since those are what
+    loaders, workers and processes hand on.
+    """
+    text = bad[0].encode()[:REPORT_BYTES] if bad else b""
+    padded = torch.tensor(list(text.ljust(REPORT_BYTES, b"\0")), dtype=torch.uint8)
+    return {"bad_images": torch.tensor(len(bad)), "bad_image": padded}
+
+
+def read_report(batch: dict[str, torch.Tensor]) -> list[str]:
+    """The images that were passed over for a batch, one for each row that lacks one, by name and fault."""
+    reports = [bytes(row.tolist()) for row in batch["bad_image"]]
+    return [text.rstrip(b"\0").decode(errors="ignore") for text in reports if text.strip(b"\0")]
+
+
 def to_rgb(image: Image.Image) -> Image.Image:
-    """An image of any PIL mode (grey, palette, alpha, CMYK, 16 bit, float in 0..1 or 0..255) as 8-bit RGB."""
+    """
+    An image of any PIL mode (grey, palette, alpha, CMYK, 16 bit, float in 0..1 or 0..255) as 8-bit RGB.
+
+    Raises:
+        BadImageError: if a pixel is not finite.
+    """
     if image.mode == "RGB":
         return image
     if image.mode.startswith(("I", "F")):
         # PIL clips these modes to 255 rather than scaling them.
         pixels = np.asarray(image, dtype=np.float32)
+        if not np.isfinite(pixels).all():
+            raise BadImageError("a pixel that is not finite")
         highest = pixels.max(initial=0.0)
         full_scale = 1.0 if image.mode == "F" and highest <= 1.0 else 255.0 if highest <= 255 else 65535.0
         image = Image.fromarray((pixels * (255.0 / full_scale)).clip(0, 255).astype(np.uint8))
@@ -211,41 +294,73 @@ class PixelValues(torch.utils.data.Dataset):
     """
     Rows of a data set as `{"pixel_values": (channels, height, width)}`. Index `epoch * len + i` is row i in that
     epoch: what is random of it depends on the seed and on that index alone, so a resumed run sees the same crops.
+
+    Args:
+        replace_bad: whether another row takes the place of one whose image can't be read, drawn by the seed and the
+            index. Rows then also have `bad_images` and `bad_image`, see [`read_report`]. By default such a row
+            raises a `BadImageError`.
     """
 
-    def __init__(self, dataset: datasets.Dataset, transform, seed: int = 0):
-        self.dataset, self.transform, self.seed = dataset.select_columns("image"), transform, seed
+    def __init__(self, dataset: datasets.Dataset, transform, seed: int = 0, replace_bad: bool = False):
+        self.dataset, self.transform, self.seed = _undecoded(dataset), transform, seed
+        self.replace_bad = replace_bad
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        image = self.dataset[index % len(self)]["image"]
-        return {"pixel_values": self.transform(image, np.random.default_rng((self.seed, index)))}
+        row, bad = index % len(self), []
+        draw = np.random.default_rng((self.seed, index, 1))
+        for _ in range(MAX_REPLACEMENTS):
+            value = self.dataset[row]["image"]
+            try:
+                pixels = self.transform(decode_image(value), np.random.default_rng((self.seed, index)))
+                # Rows that were drawn are counted when their own turn comes.
+                return {"pixel_values": pixels} | (_report(bad[:1]) if self.replace_bad else {})
+            except BadImageError as error:
+                bad.append(_bad_image(value, row, error))
+            if not self.replace_bad:
+                raise BadImageError(f"An image can't be read ({bad[0]}): mend it, or take it out of the data set.")
+            row = int(draw.integers(len(self)))
+        raise _too_many_in_a_row(bad[-1])
 
 
 class StreamedPixelValues(torch.utils.data.IterableDataset):
     """
     The same of a stream, without an end: epoch after epoch, each shuffled anew within a buffer. As one long pass it
-    can be resumed by passing over what was seen.
+    can be resumed by passing over what was seen. The next image takes the place of one that can't be read.
     """
 
     def __init__(self, dataset: datasets.IterableDataset, transform, seed: int = 0, buffer_size: int = 1000):
-        self.dataset = dataset.select_columns("image").shuffle(seed=seed, buffer_size=buffer_size)
+        self.dataset = _undecoded(dataset).shuffle(seed=seed, buffer_size=buffer_size)
         self.transform, self.seed = transform, seed
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         worker = torch.utils.data.get_worker_info()
-        index = 0
+        index, bad = 0, []
         for epoch in itertools.count():
             self.dataset.set_epoch(epoch)
-            before = index
-            for row in self.dataset:
+            position = None
+            for position, row in enumerate(self.dataset):
                 rng = np.random.default_rng((self.seed, worker.id if worker else 0, index))
-                yield {"pixel_values": self.transform(row["image"], rng)}
+                try:
+                    pixels = self.transform(decode_image(row["image"]), rng)
+                except BadImageError as error:
+                    bad.append(_bad_image(row["image"], position, error))
+                    if len(bad) == MAX_REPLACEMENTS:
+                        raise _too_many_in_a_row(bad[-1]) from error
+                    continue
+                yield {"pixel_values": pixels} | _report(bad)
+                bad = []
                 index += 1
-            if index == before:
+            if position is None:
                 return
+
+
+def _too_many_in_a_row(last: str) -> BadImageError:
+    return BadImageError(
+        f"{MAX_REPLACEMENTS} images in a row can't be read, the last of them {last}: are the data what they should be?"
+    )
 
 
 class EpochSampler(torch.utils.data.Sampler):

@@ -1,0 +1,164 @@
+"""Bad images: what each of them gets, and that a run passes over them the same way every time."""
+
+import io
+import struct
+import zlib
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tiny import picture
+
+from raptor_hf.images import (
+    BadImageError,
+    CenterCrop,
+    PixelValues,
+    RandomResizedCrop,
+    StreamedPixelValues,
+    decode_image,
+    load_image_dataset,
+    load_image_processor,
+    read_report,
+    without_bad_images,
+)
+
+PROCESSOR = load_image_processor("no model here", 28)
+
+
+def encoded(image: Image.Image, form: str = "PNG") -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, form)
+    return buffer.getvalue()
+
+
+def png_header(width: int, height: int) -> bytes:
+    """A PNG that says how large it is, and holds nothing."""
+    chunks = b""
+    for name, content in ((b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)), (b"IDAT", b"")):
+        chunks += struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+    return b"\x89PNG\r\n\x1a\n" + chunks
+
+
+def not_finite(value: float) -> bytes:
+    pixels = np.full((8, 8), 0.5, dtype=np.float32)
+    pixels[3, 3] = value
+    return encoded(Image.fromarray(pixels), "TIFF")
+
+
+BAD = {
+    "none": (None, "no image"),
+    "neither bytes nor path": ({"bytes": None, "path": None}, "both are None"),
+    "zero bytes": (b"", "cannot identify image file"),
+    "text": (b"<html>404</html>", "cannot identify image file"),
+    "truncated JPEG": (encoded(picture(0), "JPEG")[:-40], "truncated"),
+    "truncated PNG": (encoded(picture(0))[:-60], ""),
+    "damaged PNG": (encoded(picture(0)).replace(b"IDAT", b"IDAX"), ""),
+    "missing file": ({"bytes": None, "path": "/nowhere/photo.jpg"}, "No such file"),
+    "bomb": (png_header(20_000, 20_000), "decompression bomb"),
+    "half a bomb": (png_header(10_000, 10_000), "decompression bomb"),
+    "strip": (encoded(Image.new("RGB", (1, 4000))), "a strip of 1 x 4000 pixels"),
+    "NaN pixel": (not_finite(float("nan")), "a pixel that is not finite"),
+    "infinite pixel": (not_finite(float("inf")), "a pixel that is not finite"),
+}
+
+
+def as_value(content):
+    return {"bytes": content, "path": None} if isinstance(content, bytes) else content
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_image_is_refused_in_one_line(name):
+    content, message = BAD[name]
+    with pytest.raises(BadImageError) as info:
+        decode_image(as_value(content))
+    assert message in str(info.value) and "\n" not in str(info.value)
+    assert "0x" not in str(info.value) and "/nowhere" not in str(info.value)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (2, 90), (90, 2), (3000, 40)])
+def test_tiny_and_narrow_images_are_taken(size):
+    image = decode_image(as_value(encoded(picture(0, size))))
+    assert image.size == size
+    for crop in (CenterCrop(PROCESSOR), RandomResizedCrop(PROCESSOR, 28)):
+        pixels = crop(image, np.random.default_rng(0))
+        assert pixels.shape == (3, 28, 28) and pixels.isfinite().all()
+
+
+def dataset_with_bad_rows(bad=(2, 5), length=8) -> datasets.Dataset:
+    rows = [encoded(picture(seed)) for seed in range(length)]
+    for row in bad:
+        rows[row] = rows[row][:-60]
+    features = datasets.Features({"image": datasets.Image()})
+    values = [{"bytes": content, "path": f"{i}.png"} for i, content in enumerate(rows)]
+    return datasets.Dataset.from_dict({"image": values}, features=features)
+
+
+def mean_of(image: Image.Image, rng) -> torch.Tensor:
+    return torch.tensor(np.asarray(image)).float().mean()
+
+
+def test_by_default_a_bad_image_is_named():
+    with pytest.raises(BadImageError, match=r"An image can't be read \(2.png: .*\): mend it"):
+        PixelValues(dataset_with_bad_rows(), mean_of)[2]
+
+
+def test_another_row_takes_its_place_by_seed_and_index_alone():
+    rows, again = (PixelValues(dataset_with_bad_rows(), mean_of, seed=3, replace_bad=True) for _ in range(2))
+    good = [rows[index]["pixel_values"] for index in (0, 1, 3, 4, 6, 7)]
+    replaced = [rows[2 + 8 * epoch]["pixel_values"] for epoch in range(12)]
+    assert all(any(torch.equal(pixels, other) for other in good) for pixels in replaced)
+    assert len({pixels.item() for pixels in replaced}) > 2
+    for index in (5, 2, 10):
+        assert torch.equal(rows[index]["pixel_values"], again[index]["pixel_values"])
+    assert rows[2]["bad_images"] == 1 and rows[3]["bad_images"] == 0
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_was_passed_over_comes_with_the_batch(workers):
+    rows = PixelValues(dataset_with_bad_rows(), mean_of, replace_bad=True)
+    batches = list(torch.utils.data.DataLoader(rows, batch_size=4, num_workers=workers))
+    assert [int(batch["bad_images"].sum()) for batch in batches] == [1, 1]
+    assert [text.split(":")[0] for batch in batches for text in read_report(batch)] == ["2.png", "5.png"]
+
+
+def test_where_nothing_can_be_read_it_ends():
+    dataset = dataset_with_bad_rows(bad=range(8))
+    with pytest.raises(BadImageError, match="100 images in a row can't be read"):
+        PixelValues(dataset, mean_of, replace_bad=True)[0]
+    with pytest.raises(BadImageError, match="100 images in a row can't be read"):
+        next(iter(StreamedPixelValues(dataset.to_iterable_dataset(), mean_of)))
+
+
+def test_a_stream_goes_on_with_the_next_image_and_repeats_itself():
+    def rows(count):
+        stream = dataset_with_bad_rows().to_iterable_dataset(num_shards=2)
+        iterator = iter(StreamedPixelValues(stream, mean_of, seed=1))
+        return [next(iterator) for _ in range(count)]
+
+    first, again = rows(13), rows(13)
+    assert [row["pixel_values"] for row in first] == [row["pixel_values"] for row in again]
+    # Thirteen good images are two passes and one image; in a pass two are bad.
+    assert 4 <= sum(int(row["bad_images"]) for row in first) <= 6
+    good = {mean_of(picture(seed), None).item() for seed in (0, 1, 3, 4, 6, 7)}
+    assert {row["pixel_values"].item() for row in first[:6]} == good
+
+
+def test_a_part_of_a_stream_goes_on_over_epochs_too():
+    stream = dataset_with_bad_rows(bad=()).to_iterable_dataset(num_shards=2).take(3)
+    iterator = iter(StreamedPixelValues(stream, mean_of))
+    assert len({next(iterator)["pixel_values"].item() for _ in range(10)}) == 3
+
+
+def test_images_to_measure_on_are_sorted_out_by_name():
+    dataset, bad = without_bad_images(dataset_with_bad_rows())
+    assert len(dataset) == 6 and [text.split(":")[0] for text in bad] == ["2.png", "5.png"]
+    assert without_bad_images(dataset) == (dataset, [])
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_an_empty_data_set_is_refused(tmp_path, streaming):
+    datasets.Dataset.from_dict({"image": []}).to_parquet(tmp_path / "empty.parquet")
+    with pytest.raises(ValueError, match=r"can't be loaded|image columns|empty"):
+        load_image_dataset(str(tmp_path / "empty.parquet"), streaming=streaming)
