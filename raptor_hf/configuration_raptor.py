@@ -1,10 +1,18 @@
 """Raptor model configuration."""
 
+import math
 from collections import Counter
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
+from transformers.activations import ACT2FN
 from transformers.backbone_utils import BackboneConfigMixin
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
+MAX_LAYERS = 10_000
+# Fields that a saved configuration may have or not.
+OPTIONAL_FIELDS = {"auto_map", "num_hidden_layers", "num_labels", "torch_dtype", "_name_or_path"}
 
 
 @strict
@@ -119,7 +127,8 @@ class RaptorConfig(BackboneConfigMixin, PreTrainedConfig):
                 self.phase_sizes = [7, 3, 2]
             else:
                 counts = Counter(self.block_assignment)
-                self.phase_sizes = [counts[j] for j in range(max(counts, default=-1) + 1)]
+                blocks = min(max(counts, default=-1) + 1, len(self.block_assignment))
+                self.phase_sizes = [counts[j] for j in range(blocks)]
         self.phase_sizes = list(self.phase_sizes)
         if self.intermediate_size is None:
             self.intermediate_size = 4 * self.hidden_size
@@ -138,6 +147,12 @@ class RaptorConfig(BackboneConfigMixin, PreTrainedConfig):
     def from_dict(cls, config_dict, **kwargs):
         # Transformers would set overrides on the finished configuration, where nothing checks that they fit.
         overrides = {name: kwargs.pop(name) for name in list(kwargs) if name in cls.__annotations__}
+        unknown = sorted(set(config_dict) - set(cls().to_dict()) - OPTIONAL_FIELDS)
+        if unknown:
+            logger.warning(
+                f"Fields that this version of Raptor doesn't know and doesn't use: {', '.join(unknown)}. Was the "
+                "model saved by a later one?"
+            )
         return super().from_dict(config_dict | overrides, **kwargs)
 
     def to_dict(self):
@@ -202,6 +217,8 @@ class RaptorConfig(BackboneConfigMixin, PreTrainedConfig):
     def _check_recurrence(self):
         if not self.phase_sizes or min(self.phase_sizes) < 1:
             raise ValueError(f"phase_sizes must be one or more sizes of at least 1, got {self.phase_sizes}.")
+        if max(sum(self.phase_sizes), sum(self.phase_iterations or [])) > MAX_LAYERS:
+            raise ValueError(f"phase_sizes and phase_iterations must not sum to more than {MAX_LAYERS} layers.")
         if self.block_assignment is not None:
             self.block_assignment = list(self.block_assignment)
             counts = Counter(self.block_assignment)
@@ -237,8 +254,13 @@ class RaptorConfig(BackboneConfigMixin, PreTrainedConfig):
         for name in ("drop_path_rate", "hidden_dropout_prob", "attention_probs_dropout_prob"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} is a probability below 1, got {getattr(self, name)}.")
-        if self.layer_norm_eps <= 0:
+        for name in ("initializer_range", "layerscale_value"):
+            if not math.isfinite(getattr(self, name)):
+                raise ValueError(f"{name} must be a finite number, got {getattr(self, name)}.")
+        if not 0 < self.layer_norm_eps < math.inf:
             raise ValueError(f"layer_norm_eps must be positive, got {self.layer_norm_eps}.")
+        if self.hidden_act != "swiglu" and self.hidden_act not in ACT2FN:
+            raise ValueError(f"hidden_act must be swiglu or one of {', '.join(ACT2FN)}, got {self.hidden_act}.")
         image, patch = as_pair(self.image_size, "image_size"), as_pair(self.patch_size, "patch_size")
         if any(i < p for i, p in zip(image, patch)):
             raise ValueError(f"image_size {image} must be at least patch_size {patch}.")

@@ -3,7 +3,9 @@
 Block-Recurrent Dynamics in Vision Transformers, arXiv 2512.19941.
 """
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -16,7 +18,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BackboneOutput, BaseModelOutputWithPooling, ImageClassifierOutput
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, TransformersKwargs
 from transformers.utils.generic import can_return_tuple, maybe_autocast, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
@@ -236,6 +238,16 @@ class RaptorBlock(GradientCheckpointingLayer):
         return hidden_states if out_scale is None else out_scale * hidden_states
 
 
+def check_shards(folder: str | Path | None, subfolder: str = ""):
+    """Raises ValueError if the index of a local folder's weights names a file that doesn't lie beside it."""
+    index = Path(folder or "", subfolder, SAFE_WEIGHTS_INDEX_NAME)
+    if folder is None or not index.is_file():
+        return
+    for name in json.loads(index.read_text())["weight_map"].values():
+        if Path(name).name != name or "\\" in name:
+            raise ValueError(f"{index} names the file {name}, which doesn't lie beside it: such a model isn't loaded.")
+
+
 class RaptorPreTrainedModel(PreTrainedModel):
     config: RaptorConfig
     config_class = RaptorConfig
@@ -273,6 +285,14 @@ class RaptorPreTrainedModel(PreTrainedModel):
                 init.uniform_(module.depth_scaling.fc1.bias, -1.0, 1.0)
                 init.normal_(module.depth_scaling.fc2.weight, std=1e-4)
                 init.normal_(module.depth_scaling.fc2.bias, std=1e-4)
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path, *args, **kwargs):
+        """Transformers' own, but pickled weights are not read unless `use_safetensors=False` asks for it."""
+        if kwargs.get("use_safetensors") is None:
+            kwargs["use_safetensors"] = True
+        check_shards(pretrained_model_name_or_path, kwargs.get("subfolder", ""))
+        return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
 
     def save_pretrained(self, *args, **kwargs):
         # The folder of any Raptor serves every auto class, also where only its own code is at hand.
