@@ -1,7 +1,14 @@
 """Fidelity: how near a Raptor's trajectory stays to its teacher's, layer by layer and for each token type."""
 
+from collections.abc import Iterable
+
 import torch
 from torch.nn.functional import cosine_similarity
+from tqdm.auto import tqdm
+from transformers import PreTrainedModel
+
+from .modeling_raptor import RaptorModel
+from .teachers import token_slices, trajectory
 
 
 class LayerFidelity:
@@ -68,3 +75,64 @@ class LayerFidelity:
                 "relative_error": (sums["relative_error"] / count).tolist(),
             }
         return results
+
+
+@torch.no_grad()
+def one_step(model: RaptorModel, states: torch.Tensor) -> torch.Tensor:
+    """
+    Each layer of a Raptor from its teacher's state before that layer, so that errors don't add up.
+
+    Args:
+        states: the teacher's trajectory, (batch, L + 1, tokens, hidden_size).
+
+    Returns:
+        (batch, L + 1, tokens, hidden_size); index 0 holds the teacher's embeddings.
+    """
+    steps = [states[:, 0]]
+    for layer, (block, depth_step) in enumerate(model.config.schedule()):
+        steps.append(model.blocks[block](states[:, layer], torch.tensor(depth_step, device=states.device)))
+    return torch.stack(steps, dim=1)
+
+
+def compare(
+    model: RaptorModel, teacher: PreTrainedModel, batches: Iterable[torch.Tensor | dict], progress: bool = False
+) -> dict[str, dict[str, dict[str, list[float]]]]:
+    """
+    A Raptor's fidelity to its teacher in two ways: `closed_loop`, on its own from the embeddings on, and `one_step`,
+    see [`one_step`].
+
+    Args:
+        batches: pixel values, (batch, channels, height, width), or dictionaries that hold them as `pixel_values`.
+        progress: whether to show a progress bar.
+
+    Returns:
+        For each way what [`LayerFidelity.compute`] gives of each token type, and of `all` tokens alike.
+
+    Raises:
+        ValueError: if the two have another depth, width or tokens, or there are no images.
+    """
+    check_same_shape(model.config, teacher.config)
+    slices = token_slices(model.config) | {"all": slice(None)}
+    closed_loop, single = LayerFidelity(slices), LayerFidelity(slices)
+    for batch in tqdm(batches, desc="Fidelity", disable=not progress):
+        pixel_values = (batch["pixel_values"] if isinstance(batch, dict) else batch).to(model.device)
+        target = trajectory(teacher, pixel_values)
+        closed_loop.update(trajectory(model, pixel_values), target)
+        single.update(one_step(model, target), target)
+    return {"closed_loop": closed_loop.compute(), "one_step": single.compute()}
+
+
+def check_same_shape(config, teacher_config):
+    """Raises ValueError if the states of a Raptor and of a teacher can't be compared, by their configurations."""
+    for name in ("num_hidden_layers", "hidden_size", "patch_size", "num_register_tokens"):
+        own, other = getattr(config, name, 0), getattr(teacher_config, name, 0)
+        if own != other:
+            raise ValueError(f"The Raptor's {name} is {own}, the teacher's {other}: not a Raptor of it.")
+
+
+def epsilon_brh(relative_error: list[float]) -> float:
+    """
+    The epsilon of the Block-Recurrent Hypothesis (arXiv 2512.19941): the largest, over layers, mean relative error
+    |x - a| / |a| of a Raptor's own trajectory. From a list of L + 1 errors, the embeddings' left out.
+    """
+    return max(relative_error[1:])
