@@ -1,6 +1,6 @@
 import numpy as np
 
-from raptor_hf.plots import plot_fidelity, plot_similarity, save_figure
+from raptor_hf.plots import plot_confusion, plot_fidelity, plot_similarity, save_figure
 
 
 def test_similarity_frames_each_phase(tmp_path):
@@ -19,3 +19,10 @@ def test_fidelity_draws_every_curve_and_shades_every_second_phase():
     assert list(right.lines[0].get_ydata()) == curves["cosine"]
     assert len(left.patches) == 2
     assert right.get_title() == "after stage 2"
+
+
+def test_confusion_shows_the_share_of_each_class():
+    figure = plot_confusion([0, 0, 1, 1], [0, 1, 1, 1], ["cat", "dog", "eel"])
+    shares = figure.axes[0].images[0].get_array()
+    np.testing.assert_array_equal(shares, [[0.5, 0.5, 0], [0, 1, 0], [0, 0, 0]])
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["cat", "dog", "eel"]

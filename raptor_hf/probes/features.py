@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -155,9 +156,8 @@ def feature_key(model: PreTrainedModel, dataset: datasets.Dataset, transform: Ca
     digest = hashlib.sha256()
     ignored = ("_name_or_path", "transformers_version", "architectures", "auto_map", "id2label", "label2id")
     config = {key: value for key, value in model.config.to_dict().items() if key not in ignored}
-    for part in (VERSION, kind, type(model).__name__, config, dataset._fingerprint, len(dataset)):
-        digest.update(repr(part).encode())
-    digest.update(Hasher.hash(transform).encode())
+    parts = [VERSION, kind, type(model).__name__, config, dataset._fingerprint, Hasher.hash(transform)]
+    digest.update(json.dumps(parts, sort_keys=True, default=str).encode())
     for name, tensor in model.state_dict().items():
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
