@@ -2,8 +2,7 @@
 
 import statistics
 import time
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 
 import torch
 from torch.nn.functional import cosine_similarity
@@ -11,27 +10,22 @@ from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 
 from raptor_hf import RaptorModel
-from raptor_hf.files import write_json
-from raptor_hf.images import CenterCrop, PixelValues, load_image_dataset, load_image_processor
+from raptor_hf.images import CenterCrop, PixelValues
 from raptor_hf.parser import ConfigArgumentParser
+from raptor_hf.probes import EvalArguments
 from raptor_hf.summary import table
 from raptor_hf.teachers import load_teacher, token_slices
 
 
-@dataclass
-class Arguments:
-    model: str = field(metadata={"help": "The Raptor: Hub name or folder."})
+@dataclass(kw_only=True)
+class Arguments(EvalArguments):
     teacher: str = field(metadata={"help": "Its teacher: Hub name or folder."})
-    dataset: str = field(metadata={"help": "Images: Hub name, folder or parquet file."})
-    split: str = field(default="validation", metadata={"help": "Split of the data set."})
-    image_column: str | None = field(default=None, metadata={"help": "Column of the images; found if there is one."})
+    test_split: str = field(default="validation", metadata={"help": "Split of the data set.", "aliases": ["--split"]})
     scales: list[float] = field(
         default_factory=lambda: [0.5, 0.75, 1.0, 1.25, 1.5, 2.0],
         metadata={"help": "Applications of each block, as multiples of its phase's size."},
     )
-    image_size: int | None = field(default=None, metadata={"help": "Pixels. Default: the image processor's."})
-    max_samples: int = field(default=128, metadata={"help": "Images to use."})
-    batch_size: int = field(default=32, metadata={"help": "Images a batch."})
+    max_samples: int | None = field(default=128, metadata={"help": "Images to use, drawn at random."})
     rounds: int = field(default=5, metadata={"help": "Times that the speed is measured, all settings in turn."})
     output_dir: str = field(default="outputs/phase_iterations", metadata={"help": "Where the results go."})
 
@@ -41,16 +35,14 @@ def main(argv: list[str] | None = None):
     parser = ConfigArgumentParser(Arguments, description=__doc__)
     (args,) = parser.parse(argv)
     try:
-        teacher = load_teacher(args.teacher)
-        model = RaptorModel.from_pretrained(args.model, dtype=torch.float32).eval()
-        dataset = load_image_dataset(args.dataset, args.split, image_column=args.image_column)
-    except (ValueError, OSError) as error:
+        model, processor = args.load_model()
+        if not isinstance(model, RaptorModel):
+            raise ValueError(f"{args.model} is a {model.config.model_type} model: --model must be a Raptor.")
+        images = PixelValues(args.load_test(), CenterCrop(processor))
+        teacher = load_teacher(args.teacher).to(model.device)
+    except ValueError as error:
         parser.error(str(error))
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    teacher.to(device), model.to(device)
-    centre = CenterCrop(load_image_processor(args.model, args.image_size))
-    images = PixelValues(dataset.select(range(min(len(dataset), args.max_samples))), centre)
-    batches = [batch["pixel_values"].to(device) for batch in DataLoader(images, args.batch_size)]
+    batches = [batch["pixel_values"].to(model.device) for batch in DataLoader(images, args.batch_size)]
 
     sizes = model.config.phase_sizes
     settings = {scale: [max(1, round(scale * size)) for size in sizes] for scale in args.scales}
@@ -68,7 +60,7 @@ def main(argv: list[str] | None = None):
         for scale, iterations in settings.items():
             start = time.perf_counter()
             model(batches[0], phase_iterations=iterations)
-            if device == "cuda":
+            if model.device.type == "cuda":
                 torch.cuda.synchronize()
             seconds[scale].append((time.perf_counter() - start) / len(batches[0]))
     results = [
@@ -81,7 +73,7 @@ def main(argv: list[str] | None = None):
         }
         for scale, iterations in settings.items()
     ]
-    write_json(Path(args.output_dir) / "phase_iterations.json", {"arguments": asdict(args), "results": results})
+    args.write_results("phase_iterations", results)
     rows = [
         [
             " ".join(map(str, row["phase_iterations"])),
