@@ -1,7 +1,12 @@
 """Training a DINOv2-architecture ViT from scratch on labelled images: small teachers for experiments."""
 
-from dataclasses import dataclass, field
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
 
+import datasets
 import numpy as np
 import torch
 from transformers import (
@@ -16,6 +21,10 @@ from transformers import (
 from .files import write_json
 from .images import CenterCrop, EpochSampler, PixelValues, RandomResizedCrop, check_crop_scale, load_image_dataset
 from .parser import ConfigArgumentParser
+from .phase_structure_callback import PhaseStructureCallback
+
+logger = logging.getLogger(__name__)
+RESULTS_NAME = "results.json"
 
 
 @dataclass
@@ -27,13 +36,15 @@ class TeacherArguments(TrainingArguments):
     train_split: str = field(default="train", metadata={"help": "Split to train on."})
     test_split: str = field(default="test", metadata={"help": "Split to measure accuracy on."})
     image_column: str | None = field(default=None, metadata={"help": "Column of the images; found if there is one."})
-    label_column: str = field(default="label", metadata={"help": "Column of the class indices."})
+    label_column: str = field(default="label", metadata={"help": "Column of the classes, as indices or names."})
     image_size: int = field(default=32, metadata={"help": "Pixels of the square images."})
     patch_size: int = field(default=8, metadata={"help": "Pixels of a square patch."})
     hidden_size: int = field(default=64, metadata={"help": "Width."})
     num_hidden_layers: int = field(default=12, metadata={"help": "Depth."})
     num_attention_heads: int = field(default=4, metadata={"help": "Attention heads."})
-    drop_path_rate: float = field(default=0.1, metadata={"help": "Stochastic depth, uniform over layers."})
+    drop_path_rate: float = field(
+        default=0.1, metadata={"help": "Stochastic depth, from 0 to below 1, the same for every layer."}
+    )
     crop_scale: list[float] = field(
         default_factory=lambda: [0.7, 1.0], metadata={"help": "Area share of the random crops."}
     )
@@ -48,23 +59,84 @@ class TeacherArguments(TrainingArguments):
     save_strategy: str = field(default="no", metadata={"help": "When to save checkpoints."})
     logging_steps: float = field(default=50, metadata={"help": "Log every so many steps."})
     remove_unused_columns: bool = field(default=False, metadata={"help": "Not used."})
+    phase_structure_steps: int | None = field(
+        default=None, metadata={"help": "Measure the phase structure on test images every so many steps."}
+    )
+    overwrite_output_dir: bool = field(default=False, metadata={"help": "Train anew even if output_dir is taken."})
 
     def __post_init__(self):
         super().__post_init__()
         check_crop_scale(self.crop_scale)
         if self.image_size % self.patch_size:
             raise ValueError(f"image_size {self.image_size} must be a multiple of patch_size {self.patch_size}.")
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size {self.hidden_size} must be a multiple of num_attention_heads {self.num_attention_heads}."
+            )
+        if not 0 <= self.drop_path_rate < 1:
+            raise ValueError(f"drop_path_rate is a probability below 1, got {self.drop_path_rate}.")
+
+    def decisive(self) -> dict:
+        """The arguments that decide what is trained: two runs that agree in them are the same run."""
+        inherited = {f.name for f in fields(TrainingArguments)}
+        own = {f.name for f in fields(self)} - inherited - {"overwrite_output_dir", "phase_structure_steps"}
+        shared = "learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_steps weight_decay adam_beta1 adam_beta2 "
+        shared += "adam_epsilon max_grad_norm num_train_epochs max_steps seed bf16 fp16 train_batch_size world_size "
+        shared += "gradient_accumulation_steps"
+        values = {name: getattr(self, name) for name in sorted(own | set(shared.split()))}
+        return json.loads(json.dumps(values, default=str))
 
 
 class LabelledPixelValues(PixelValues):
-    """Rows as `{"pixel_values": ..., "labels": int}`."""
+    """Rows as `{"pixel_values": ..., "labels": int}`; `labels` are the rows' class indices."""
 
-    def __init__(self, dataset, transform, label_column: str, seed: int = 0):
+    def __init__(self, dataset: datasets.Dataset, transform, labels: Sequence[int], seed: int = 0):
         super().__init__(dataset, transform, seed)
-        self.labels = dataset[label_column]
+        self.labels = labels
 
     def __getitem__(self, index: int) -> dict:
-        return super().__getitem__(index) | {"labels": int(self.labels[index % len(self)])}
+        return super().__getitem__(index) | {"labels": self.labels[index % len(self)]}
+
+
+def class_names(dataset: datasets.Dataset, label_column: str) -> list[str]:
+    """
+    Names of the classes of a labelled data set: a `ClassLabel` column's, the sorted values of a column of strings, or
+    the numbers up to the highest index.
+
+    Raises:
+        ValueError: if there is no such column, or it holds anything else.
+    """
+    if label_column not in dataset.column_names:
+        raise ValueError(
+            f"There is no column {label_column}: set --label_column to one of {', '.join(dataset.column_names)}."
+        )
+    feature, labels = dataset.features[label_column], list(dataset[label_column])
+    if isinstance(feature, datasets.ClassLabel):
+        return feature.names
+    if all(isinstance(label, str) for label in labels):
+        return sorted(set(labels))
+    if all(isinstance(label, int) and label >= 0 for label in labels):
+        return [str(label) for label in range(max(labels) + 1)]
+    raise ValueError(f"Labels must be class indices or names, but {label_column} holds {labels[0]!r}.")
+
+
+def class_indices(dataset: datasets.Dataset, label_column: str, names: Sequence[str]) -> list[int]:
+    """
+    The class index of every row, among the classes that a model knows by `names`.
+
+    Raises:
+        ValueError: if there is no such column, or a row has no label or one of another class.
+    """
+    class_names(dataset, label_column)
+    index = {name: i for i, name in enumerate(names)}
+    labels = [index.get(label, -1) if isinstance(label, str) else label for label in dataset[label_column]]
+    unknown = [row for row, label in enumerate(labels) if label is None or not 0 <= label < len(names)]
+    if unknown:
+        raise ValueError(
+            f"{len(unknown)} rows have no class among the {len(names)} known ones in column {label_column}, row "
+            f"{unknown[0]} ({dataset[unknown[0]][label_column]!r}) for one: leave them out."
+        )
+    return [int(label) for label in labels]
 
 
 class TeacherTrainer(Trainer):
@@ -75,28 +147,24 @@ class TeacherTrainer(Trainer):
 def train_teacher(args: TeacherArguments) -> dict:
     """
     Trains a `Dinov2ForImageClassification` and saves it to `args.output_dir` with its image processor and
-    `results.json`.
+    `results.json`. A teacher of the same arguments that is there already is not trained again.
 
     Returns:
         What `results.json` holds: `test_accuracy`, `parameters`, `arguments`.
 
     Raises:
-        ValueError: if the data set or its label column can't be found.
+        ValueError: if the data set or its label column can't be found, or the folder holds another teacher.
     """
+    finished = _finished(args)
+    if finished is not None:
+        return finished
     train, test = (
         load_image_dataset(args.dataset, split, image_column=args.image_column)
         for split in (args.train_split, args.test_split)
     )
-    if args.label_column not in train.column_names:
-        raise ValueError(
-            f"{args.dataset} has no column {args.label_column}: set --label_column to one of "
-            f"{', '.join(train.column_names)}."
-        )
-    labels = train[args.label_column]
-    if not all(isinstance(label, int) and label >= 0 for label in labels):
-        raise ValueError(f"Labels must be class indices, but {args.label_column} holds {labels[0]!r}.")
-    names = getattr(train.features[args.label_column], "names", None)
-    names = names or [str(label) for label in range(max(labels) + 1)]
+    names = class_names(train, args.label_column)
+    labels = class_indices(train, args.label_column, names)
+    test_labels = class_indices(test, args.label_column, names)
     processor = BitImageProcessorPil(
         size={"height": args.image_size, "width": args.image_size},
         do_center_crop=False,
@@ -122,21 +190,58 @@ def train_teacher(args: TeacherArguments) -> dict:
     trainer = TeacherTrainer(
         model=model,
         args=args,
-        train_dataset=LabelledPixelValues(train, crop, args.label_column, args.seed),
-        eval_dataset=LabelledPixelValues(test, CenterCrop(processor), args.label_column),
+        train_dataset=LabelledPixelValues(train, crop, labels, args.seed),
+        eval_dataset=LabelledPixelValues(test, CenterCrop(processor), test_labels),
         compute_metrics=accuracy,
     )
+    if args.phase_structure_steps:
+        trainer.add_callback(PhaseStructureCallback(trainer, trainer.eval_dataset, args.phase_structure_steps))
     trainer.train()
     metrics = trainer.evaluate()
     results = {
         "test_accuracy": metrics["eval_accuracy"],
         "parameters": model.num_parameters(),
-        "arguments": {"dataset": args.dataset, "seed": args.seed, "drop_path_rate": args.drop_path_rate},
+        "arguments": args.decisive(),
     }
     trainer.save_model()
-    processor.save_pretrained(args.output_dir)
-    write_json(f"{args.output_dir}/results.json", results)
+    if trainer.is_world_process_zero():
+        processor.save_pretrained(args.output_dir)
+        write_json(Path(args.output_dir) / RESULTS_NAME, results)
+    trainer.accelerator.wait_for_everyone()
     return results
+
+
+def _finished(args: TeacherArguments) -> dict | None:
+    """The results of a teacher that is there already, trained with the same arguments."""
+    path = Path(args.output_dir) / RESULTS_NAME
+    if args.overwrite_output_dir or not path.is_file():
+        return None
+    results, wanted = json.loads(path.read_text()), args.decisive()
+    for name, value in wanted.items():
+        if results["arguments"].get(name) != value:
+            raise ValueError(
+                f"output_dir {args.output_dir} holds a teacher of another {name} "
+                f"({results['arguments'].get(name)}, not {value}): give another --output_dir, or "
+                "--overwrite_output_dir true."
+            )
+    logger.warning("%s holds this teacher, trained: nothing to do.", args.output_dir)
+    return results
+
+
+def teacher_from_recipe(recipe: str | Path, **changes) -> dict:
+    """
+    Trains a teacher, or finds it again, by a YAML file of `training/train_teacher.py`'s flags.
+
+    Args:
+        recipe: the file.
+        **changes: flags that differ from it, `output_dir` for one. What is None is left as the recipe has it.
+
+    Returns:
+        What [`train_teacher`] returns.
+    """
+    flags = [word for name, value in changes.items() if value is not None for word in (f"--{name}", str(value))]
+    (args,) = ConfigArgumentParser(TeacherArguments).parse(["--config", str(recipe), *flags])
+    return train_teacher(args)
 
 
 def accuracy(prediction) -> dict[str, float]:
