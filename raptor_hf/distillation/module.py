@@ -61,15 +61,12 @@ class DistillationModule(nn.Module):
                 losses = teacher_forcing * self._teacher_forced(states)
             if teacher_forcing < 1:
                 losses = losses + (1 - teacher_forcing) * self._autoregressive(states, restart=True)
-            phase_sizes = torch.tensor(self.student.config.phase_sizes, device=losses.device)
-            loss = (losses / phase_sizes[self._blocks(losses.device)]).sum()
+            sizes, blocks = self.student.config.phase_sizes, self.student.config.layer_blocks
+            loss = (losses / torch.tensor([sizes[block] for block in blocks], device=losses.device)).sum()
         else:
             losses = self._autoregressive(states, restart=False)
             loss = losses[-1] if self.settings.output_only else losses.mean()
         return {"loss": loss, "layer_losses": losses.detach()}
-
-    def _blocks(self, device) -> torch.Tensor:
-        return torch.tensor(self.student.config.layer_blocks, device=device)
 
     def _layer_weights(self, layer_block: int, stage1: bool) -> list[float] | None:
         if not stage1:
@@ -79,10 +76,11 @@ class DistillationModule(nn.Module):
 
     def _teacher_forced(self, states: torch.Tensor) -> torch.Tensor:
         """Each layer from the teacher's state before it, all layers of a block as one batch: losses (L,)."""
-        blocks = self._blocks(states.device)
+        blocks = self.student.config.layer_blocks
         losses = torch.zeros(len(blocks), device=states.device)
         for index, block in enumerate(self.student.blocks):
-            layers = (blocks == index).nonzero().squeeze(1)
+            layers = [layer for layer, owner in enumerate(blocks) if owner == index]
+            layers = torch.tensor(layers, device=states.device)
             inputs, target = states[:, layers], states[:, layers + 1]
             batch = inputs.shape[0]
             depth_steps = (layers + 1.0).repeat(batch)

@@ -46,8 +46,25 @@ class MuonAdamW(torch.optim.AdamW):
         parameter.add_(torch.cat(parts), alpha=-group["lr"] * self.update_rms)
 
 
-def orthogonalize(matrix: torch.Tensor, steps: int = 5) -> torch.Tensor:
-    """Nearly the orthogonal factor of (m, n): all singular values are brought to about 1 by a quintic iteration."""
+def parameter_groups(module: torch.nn.Module) -> list[dict]:
+    """The groups of [`MuonAdamW`] for what a module trains: Muon for weight matrices, no weight decay for the rest."""
+    groups = {"qkv": [], "matrices": [], "rest": []}
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            matrix = parameter.ndim == 2 and ".depth_scaling." not in name
+            groups["qkv" if ".qkv.weight" in name else "matrices" if matrix else "rest"].append(parameter)
+    return [
+        {"params": groups["qkv"], "muon": True, "parts": 3},
+        {"params": groups["matrices"], "muon": True},
+        {"params": groups["rest"], "weight_decay": 0.0},
+    ]
+
+
+def orthogonalize(matrix: torch.Tensor, steps: int = 3) -> torch.Tensor:
+    """
+    Nearly the orthogonal factor of (m, n), by a quintic iteration. Each step lifts small singular values some
+    3.4-fold: after three, those above about 2 % of the Frobenius norm are near 1, and what is mostly noise stays low.
+    """
     x = matrix.float()
     tall = x.shape[0] > x.shape[1]
     x = x.T if tall else x
