@@ -9,7 +9,7 @@ from torch.nn.functional import normalize
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
-from .teachers import token_slices, trajectory
+from .vision_models import token_slices, trajectory
 
 OBJECTIVES = ("mean", "cut")
 
@@ -19,10 +19,11 @@ def layer_similarity(
 ) -> torch.Tensor:
     """
     How alike the layers of a model are: the mean over images of the cosine between two layers' cls tokens and that
-    between their mean patch tokens, averaged. Registers take no part. Memory does not grow with the images.
+    between their mean patch tokens, averaged (without a cls token, the patches' alone). Registers take no part. Memory
+    does not grow with the images.
 
     Args:
-        model: a teacher or a Raptor with L layers.
+        model: a teacher, a Raptor or another Vision Transformer, with L layers.
         batches: pixel values, (batch, channels, height, width), or dictionaries that hold them as `pixel_values`.
         progress: whether to show a progress bar.
 
@@ -32,14 +33,15 @@ def layer_similarity(
     Raises:
         ValueError: if there are no images.
     """
-    patches = token_slices(model.config)["patch"]
+    slices = token_slices(model.config)
+    compared = [slices[name] for name in ("cls", "patch") if name in slices]
     total, num_images = 0.0, 0
     for batch in tqdm(batches, desc="Layer similarity", disable=not progress):
         pixel_values = batch["pixel_values"] if isinstance(batch, dict) else batch
-        states = trajectory(model, pixel_values.to(model.device))[:, 1:].float()
-        for token in (states[:, :, 0], states[:, :, patches].mean(dim=2)):
-            token = normalize(token, dim=-1)
-            total = total + torch.einsum("bld,bmd->lm", token, token).cpu().double() / 2
+        states = trajectory(model, pixel_values.to(model.device, model.dtype))[:, 1:].float()
+        for where in compared:
+            token = normalize(states[:, :, where].mean(dim=2), dim=-1)
+            total = total + torch.einsum("bld,bmd->lm", token, token).cpu().double() / len(compared)
         num_images += len(pixel_values)
     if num_images == 0:
         raise ValueError("Layer similarity needs at least one image, but the batches were empty.")
@@ -113,6 +115,15 @@ def partition_objective(
     )
 
 
+def check_partition(num_layers: int, num_phases: int, min_size: int):
+    """Raises ValueError if `num_layers` layers can't be cut into `num_phases` phases of at least `min_size`."""
+    if num_phases < 1 or min_size < 1 or num_phases * min_size > num_layers:
+        raise ValueError(
+            f"{num_layers} layers can't be cut into {num_phases} phases of at least {min_size} layers: ask for fewer, "
+            "or for smaller ones."
+        )
+
+
 def random_phases(num_layers: int, num_phases: int, min_size: int = 1, seed: int = 0) -> list[int]:
     """Sizes of random contiguous phases, uniform over all such segmentations: a baseline."""
     check_partition(num_layers, num_phases, min_size)
@@ -157,12 +168,3 @@ def _checked(similarity: torch.Tensor | np.ndarray) -> np.ndarray:
     if not np.allclose(np.diagonal(similarity), 1, atol=0.05):
         raise ValueError("The similarity's diagonal must be 1: of a dissimilarity give one minus it.")
     return similarity
-
-
-def check_partition(num_layers: int, num_phases: int, min_size: int):
-    """Raises ValueError if `num_layers` layers can't be cut into `num_phases` phases of at least `min_size`."""
-    if num_phases < 1 or min_size < 1 or num_phases * min_size > num_layers:
-        raise ValueError(
-            f"{num_layers} layers can't be cut into {num_phases} phases of at least {min_size} layers: ask for fewer, "
-            "or for smaller ones."
-        )

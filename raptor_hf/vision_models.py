@@ -5,9 +5,11 @@ import math
 from collections.abc import Sequence
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
 
 from .configuration_raptor import as_pair
+from .modeling_raptor import check_shards
 
 # Each family's tokens in order. A count that isn't given is the configuration's `num_register_tokens`, or 1.
 TOKEN_LAYOUTS = {
@@ -59,6 +61,7 @@ def load_vision_model(
         config.token_layout = list(token_layout)
     token_slices(config)
     if config.model_type == "vit_mae":
+        # Nothing is hidden; the patches would still be shuffled, were it not for `_keep_patch_order`.
         config.mask_ratio = 0.0
     return load_frozen(name_or_path, config, dtype, trust_remote_code)
 
@@ -76,6 +79,7 @@ def load_frozen(
     name_or_path: str, config: PretrainedConfig, dtype: torch.dtype, trust_remote_code: bool, role: str = "Model"
 ) -> PreTrainedModel:
     """The model of a configuration with the weights of `name_or_path`, as [`load_vision_model`] gives it."""
+    check_shards(name_or_path)
     try:
         model, info = AutoModel.from_pretrained(
             name_or_path,
@@ -87,6 +91,8 @@ def load_frozen(
         )
     except OSError as error:
         raise ValueError(f"{role} {name_or_path} has no weights in safetensors: give a folder that has.") from error
+    except SafetensorError as error:
+        raise ValueError(f"{role} {name_or_path} has weights that can't be read ({error}): get them anew.") from error
     missing = {key for key in info["missing_keys"] if not key.endswith("mask_token")}
     pooler = {key for key in missing if key.startswith("pooler.")}
     if pooler:
@@ -117,25 +123,24 @@ def token_slices(config: PretrainedConfig) -> dict[str, slice]:
     if layout is None:
         raise ValueError(
             f"The token layout of {config.model_type} models is not known, only that of "
-            f"{', '.join([*TOKEN_LAYOUTS, *TWO_TOWERS])}. Of another Vision Transformer state it, for instance "
+            f"{', '.join(TOKEN_LAYOUTS)}. Of another Vision Transformer state it, for instance "
             "--token_layout cls register=4 patch, or token_layout=['cls', 'register=4', 'patch']."
         )
+    counts = dict(part.partition("=")[::2] for part in layout)
+    sound = set(counts) <= {"cls", "register", "patch"} and all(not n or n.isdigit() for n in counts.values())
+    if not sound or len(counts) < len(layout) or layout[-1] != "patch":
+        raise ValueError(
+            "A token layout must be of cls, register (or register=COUNT) and patch, each at most once and patch last, "
+            f"got {' '.join(layout)}."
+        )
     slices, start = {}, 0
-    for part in layout[:-1]:
-        name, _, count = part.partition("=")
-        count = count or (getattr(config, "num_register_tokens", 1) if name == "register" else 1)
-        if name not in ("cls", "register") or name in slices or not str(count).isdigit():
-            break
-        slices[name] = slice(start, start + int(count))
-        start = slices[name].stop
-    else:
-        if layout[-1] == "patch":
-            slices["patch"] = slice(start, None)
-            return {name: where for name, where in slices.items() if where.stop != where.start}
-    raise ValueError(
-        f"A token layout must be of cls, register (or register=COUNT) and patch, each at most once and patch last, "
-        f"got {' '.join(layout)}."
-    )
+    for name, count in counts.items():
+        default = getattr(config, "num_register_tokens", 1) if name == "register" else 1
+        stop = None if name == "patch" else start + int(count or default)
+        if stop != start:
+            slices[name] = slice(start, stop)
+        start = stop
+    return slices
 
 
 @torch.no_grad()

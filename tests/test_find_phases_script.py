@@ -6,6 +6,14 @@ import datasets
 import numpy as np
 import pytest
 from tiny import picture, tiny_teacher
+from transformers import (
+    CLIPConfig,
+    CLIPModel,
+    Siglip2VisionConfig,
+    Siglip2VisionModel,
+    ViTMSNConfig,
+    ViTMSNModel,
+)
 
 from raptor_hf.images import load_image_processor
 
@@ -27,17 +35,51 @@ def test_writes_sizes_and_figures_of_a_matrix(tmp_path):
             assert (tmp_path / "out" / f"phases_k{k}.{ending}").stat().st_size > 1000
 
 
-def test_measures_a_teacher_on_images(tmp_path):
-    tiny_teacher().save_pretrained(tmp_path / "teacher")
-    load_image_processor("no model here", 28).save_pretrained(tmp_path / "teacher")
+@pytest.fixture
+def images(tmp_path):
+    """A parquet file of five pictures."""
     features = datasets.Features({"image": datasets.Image()})
     images = datasets.Dataset.from_dict({"image": [picture(seed) for seed in range(5)]}, features=features)
     images.to_parquet(tmp_path / "images.parquet")
-    flags = ["--teacher", tmp_path / "teacher", "--dataset", tmp_path / "images.parquet", "--num_phases", "3"]
+    return tmp_path / "images.parquet"
+
+
+def test_measures_a_teacher_on_images(tmp_path, images):
+    tiny_teacher().save_pretrained(tmp_path / "teacher")
+    load_image_processor("no model here", 28).save_pretrained(tmp_path / "teacher")
+    flags = ["--teacher", tmp_path / "teacher", "--dataset", images, "--num_phases", "3"]
     main([str(flag) for flag in [*flags, "--max_samples", "4", "--output_dir", tmp_path / "out"]])
     results = json.loads((tmp_path / "out" / "find_phases.json").read_text())
     assert sum(results["phases"]["3"]["phase_sizes"]) == 6
     np.testing.assert_allclose(np.diag(results["similarity"]), 1, atol=1e-6)
+
+
+SIZES = dict(hidden_size=16, num_hidden_layers=4, num_attention_heads=2, intermediate_size=32)
+VISION = SIZES | dict(image_size=32, patch_size=8)
+OTHER_FAMILIES = {
+    "clip": lambda: CLIPModel(CLIPConfig(text_config=SIZES | {"vocab_size": 9}, vision_config=VISION)),
+    "siglip2": lambda: Siglip2VisionModel(Siglip2VisionConfig(**SIZES, patch_size=8, num_patches=16)),
+    "stated": lambda: ViTMSNModel(ViTMSNConfig(**VISION)),
+}
+
+
+@pytest.mark.parametrize("family", OTHER_FAMILIES)
+def test_measures_models_of_other_families_at_another_size(tmp_path, images, family):
+    OTHER_FAMILIES[family]().save_pretrained(tmp_path / "model")
+    flags = ["--teacher", tmp_path / "model", "--dataset", images, "--num_phases", "2", "--image_size", "40"]
+    flags += ["--token_layout", "cls", "patch"] if family == "stated" else []
+    main([str(flag) for flag in [*flags, "--output_dir", tmp_path / "out"]])
+    results = json.loads((tmp_path / "out" / "find_phases.json").read_text())
+    assert np.shape(results["similarity"]) == (4, 4) and sum(results["phases"]["2"]["phase_sizes"]) == 4
+    np.testing.assert_allclose(np.diag(results["similarity"]), 1, atol=1e-6)
+
+
+def test_refuses_too_many_phases_before_it_measures(tmp_path, capsys):
+    tiny_teacher().save_pretrained(tmp_path)
+    with pytest.raises(SystemExit) as exit_info:
+        main(["--teacher", str(tmp_path), "--num_phases", "4", "--dataset", "/nowhere"])
+    assert exit_info.value.code == 2
+    assert "6 layers can't be cut into 4 phases" in capsys.readouterr().err
 
 
 def test_refuses_in_one_line(tmp_path, capsys):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from tiny import tiny_teacher
 from torch.nn.functional import cosine_similarity
+from transformers import IJepaConfig, IJepaModel
 
 from raptor_hf.phases import (
     find_phases,
@@ -118,6 +119,17 @@ def test_layer_similarity_is_its_definition_and_streams(registers):
     torch.testing.assert_close(whole, expected, atol=1e-6, rtol=0)
     streamed = layer_similarity(teacher, [{"pixel_values": images[:2]}, images[2:]])
     torch.testing.assert_close(streamed, whole, atol=1e-6, rtol=0)
+
+
+def test_layer_similarity_without_cls_is_that_of_patches():
+    torch.manual_seed(0)
+    sizes = dict(hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=32)
+    model = IJepaModel(IJepaConfig(**sizes, image_size=28, patch_size=14, initializer_range=0.2)).eval()
+    images = torch.randn(5, 3, 28, 28)
+    patches = trajectory(model, images)[:, 1:].double().mean(2)
+    expected = cosine_similarity(patches[:, :, None], patches[:, None], dim=-1).mean(0)
+    assert expected.min() < 0.99
+    torch.testing.assert_close(layer_similarity(model, [images]), expected, atol=1e-6, rtol=0)
 
 
 def test_layer_similarity_needs_images():

@@ -1,4 +1,4 @@
-"""Finds the phases of a teacher: writes the layer similarity and the phase sizes as JSON, and the figure."""
+"""Finds the phases of a Vision Transformer: writes its layer similarity and phase sizes as JSON, and the figures."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,14 +11,24 @@ from raptor_hf.digits import digits_teacher
 from raptor_hf.files import write_json
 from raptor_hf.images import CenterCrop, PixelValues, load_image_dataset, load_image_processor
 from raptor_hf.parser import ConfigArgumentParser
-from raptor_hf.phases import OBJECTIVES, find_phases, layer_similarity, partition_objective
+from raptor_hf.phases import OBJECTIVES, check_partition, find_phases, layer_similarity, partition_objective
 from raptor_hf.plots import plot_similarity, save_figure
-from raptor_hf.teachers import load_teacher
+from raptor_hf.vision_models import load_vision_model
 
 
 @dataclass
 class PhaseArguments:
-    teacher: str = field(default="digits", metadata={"help": "Hub name or folder of a DINOv2 model, or 'digits'."})
+    teacher: str = field(
+        default="digits",
+        metadata={
+            "help": "Hub name or folder of a Raptor or of a DINOv2, DINOv3, ViT, DeiT, MAE, BEiT, I-JEPA, CLIP or "
+            "SigLIP model, or 'digits'."
+        },
+    )
+    token_layout: list[str] | None = field(
+        default=None,
+        metadata={"help": "Of a model of another family, its token types in order, such as: cls register=4 patch."},
+    )
     dataset: str = field(default="digits", metadata={"help": "Images: Hub name, folder, parquet file, or 'digits'."})
     split: str = field(default="train", metadata={"help": "Split of the data set."})
     image_column: str | None = field(default=None, metadata={"help": "Column of the images; found if there is one."})
@@ -65,7 +75,9 @@ def main(argv: list[str] | None = None):
 
 def measure(args: PhaseArguments):
     teacher_name = str(digits_teacher()) if args.teacher == "digits" else args.teacher
-    teacher = load_teacher(teacher_name, trust_remote_code=args.trust_remote_code)
+    teacher = load_vision_model(teacher_name, trust_remote_code=args.trust_remote_code, token_layout=args.token_layout)
+    for k in args.num_phases:
+        check_partition(teacher.config.num_hidden_layers, k, args.min_size)
     teacher.to("cuda" if torch.cuda.is_available() else "cpu")
     dataset = load_image_dataset(args.dataset, args.split, image_column=args.image_column)
     order = np.random.default_rng(args.seed).permutation(len(dataset))
