@@ -154,12 +154,13 @@ def forward_features(
 def feature_key(model: PreTrainedModel, dataset: datasets.Dataset, transform: Callable, kind: str) -> str:
     """Name of the folder where these features are kept."""
     digest = hashlib.sha256()
-    ignored = ("_name_or_path", "transformers_version", "architectures", "auto_map", "id2label", "label2id")
+    # What saving and loading changes, or has no part in features.
+    ignored = ["_name_or_path", "transformers_version", "architectures", "auto_map", "dtype", "id2label", "label2id"]
     config = {key: value for key, value in model.config.to_dict().items() if key not in ignored}
     parts = [VERSION, kind, type(model).__name__, config, dataset._fingerprint, Hasher.hash(transform)]
     digest.update(json.dumps(parts, sort_keys=True, default=str).encode())
     for name, tensor in model.state_dict().items():
-        digest.update(name.encode())
+        digest.update(f"{name} {tensor.dtype}".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     return digest.hexdigest()[:32]
 
