@@ -178,7 +178,7 @@ def test_without_a_validation_split_images_are_held_out_of_training(material, tm
         dataset.to_parquet(tmp_path / "data" / "train.parquet")
     name = tmp_path / "data" / "train.parquet" if form == "file" else tmp_path / "data"
     args = DistillationArguments(output_dir=str(tmp_path), use_cpu=True, per_device_train_batch_size=8)
-    train, validation = load_images(DataArguments(dataset=str(name)), args)
+    train, validation, _ = load_images(DataArguments(dataset=str(name)), args)
     assert (len(train), len(validation)) == (36, 4)
     pixels = [{np.asarray(image).tobytes() for image in part["image"]} for part in (train, validation)]
     assert not pixels[0] & pixels[1]

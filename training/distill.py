@@ -1,9 +1,15 @@
-"""Distils a DINOv2 teacher into a Raptor: `accelerate launch training/distill.py --help`."""
+"""
+Distils a DINOv2 teacher into a Raptor: `accelerate launch training/distill.py --help`.
+
+Exit codes: 0 finished; 2 refused, nothing was begun; 3 stopped, for what its last line says; 75 stopped by SIGTERM, with
+a checkpoint. After 3 and 75 the same command goes on from the last checkpoint.
+"""
 
 from pathlib import Path
 
 from raptor_hf.distillation import DataArguments, DistillationArguments, ModelArguments
 from raptor_hf.distillation.arguments import PHASE_FLAGS
+from raptor_hf.distillation.faults import RunStopped
 from raptor_hf.distillation.run import distill, use_every_core
 from raptor_hf.parser import ConfigArgumentParser
 from raptor_hf.summary import fidelity_table
@@ -24,6 +30,10 @@ def main(argv: list[str] | None = None):
         if args.log_level == "debug":
             raise
         parser.error(str(error))
+    except RunStopped as stop:
+        if args.log_level == "debug":
+            raise
+        parser.exit(stop.exit_code, f"{parser.prog}: {' '.join(str(stop).split())}\n")
     if args.process_index == 0:
         print(fidelity_table(results))
         print(f"Saved to {args.output_dir}: RaptorModel.from_pretrained({args.output_dir!r})")

@@ -1,5 +1,6 @@
 """What a distillation run can be told. Each field is a flag of `training/distill.py` and a key of its YAML files."""
 
+import math
 from dataclasses import dataclass, field, fields
 
 from transformers import TrainingArguments
@@ -10,6 +11,14 @@ from .module import LossSettings
 # Three ways to say what the phases are: only one of them at a time.
 PHASE_FLAGS = ("phase_sizes", "num_phases", "block_assignment")
 TRAINING_MODES = ("two_stage", "teacher_forcing", "autoregressive", "output_only")
+
+
+def check_at_least_one(arguments, *names: str):
+    """Raises ValueError if one of the named fields is a number below 1."""
+    for name in names:
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}.")
 
 
 @dataclass
@@ -61,6 +70,23 @@ class ModelArguments:
         given = [name for name in PHASE_FLAGS if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"{given[0]} and {given[1]} are both given: leave one out.")
+        check_at_least_one(self, "num_phases", "phase_images", "intermediate_size")
+        if self.phase_sizes is not None and min(self.phase_sizes, default=0) < 1:
+            raise ValueError(f"phase_sizes must be one or more sizes of at least 1, got {self.phase_sizes}.")
+        if self.source_layers is not None:
+            if self.init == "random":
+                raise ValueError("source_layers goes with init teacher: random blocks have no source.")
+            if self.phase_sizes is not None and len(self.source_layers) != len(self.phase_sizes):
+                raise ValueError(
+                    f"source_layers must name a layer for each of the {len(self.phase_sizes)} phases, got "
+                    f"{self.source_layers}."
+                )
+
+    @property
+    def phases_to_find(self) -> int | None:
+        """How many phases are to be found; `None` where they are given."""
+        given = self.phase_sizes is not None or self.block_assignment is not None
+        return None if given else self.num_phases or 3
 
     def block_settings(self) -> dict:
         """Fields of [`RaptorConfig`] that are not simply the teacher's."""
@@ -117,6 +143,7 @@ class DataArguments:
 
     def __post_init__(self):
         check_crop_scale(self.crop_scale)
+        check_at_least_one(self, "image_size", "max_train_samples", "max_eval_samples")
 
 
 @dataclass
@@ -171,20 +198,41 @@ class DistillationArguments(TrainingArguments):
         default=True,
         metadata={"help": "Whether the blocks' weight matrices are trained by Muon; AdamW trains the rest."},
     )
+    max_bad_image_share: float = field(
+        default=0.01,
+        metadata={"help": "Stop if more than this share of the training images can't be read; they are passed over."},
+    )
+    max_nonfinite_steps: int = field(
+        default=20,
+        metadata={"help": "Stop after so many steps in a row whose loss or gradient is not finite; none is applied."},
+    )
+    logging_nan_inf_filter: bool = field(
+        default=False, metadata={"help": "Whether losses that are not finite are left out of the logged ones."}
+    )
     overwrite_output_dir: bool = field(default=False, metadata={"help": "Start anew even if output_dir holds a run."})
 
     def __post_init__(self):
         super().__post_init__()
-        for name in ("stage1_ratio", "teacher_forcing_ratio", "early_image_ratio"):
+        for name in ("stage1_ratio", "teacher_forcing_ratio", "early_image_ratio", "max_bad_image_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} is a share from 0 to 1, got {getattr(self, name)}.")
         for name in ("stage1_weights", "last_phase_weights", "stage2_weights"):
             weights = getattr(self, name)
-            if weights is not None and (len(weights) != 3 or min(weights) < 0 or weights[0] + weights[2] <= 0):
+            good = weights is None or (len(weights) == 3 and all(0 <= w < math.inf for w in weights))
+            if not good or (weights and weights[0] + weights[2] <= 0):
                 raise ValueError(
                     f"{name} must be three weights of at least 0, cls, registers, patches, got {weights}."
                 )
-
+        check_at_least_one(self, "early_image_size", "max_nonfinite_steps", "per_device_train_batch_size")
+        check_at_least_one(self, "per_device_eval_batch_size", "gradient_accumulation_steps")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed must be from 0 to 2**32 - 1, got {self.seed}.")
+        if not 0 < self.learning_rate < math.inf:
+            raise ValueError(f"learning_rate must be a positive number, got {self.learning_rate}.")
+        if self.max_steps < 1 and not 0 < self.num_train_epochs < math.inf:
+            raise ValueError(f"num_train_epochs must be a positive number, got {self.num_train_epochs}.")
+        if self.save_only_model:
+            raise ValueError("save_only_model would leave checkpoints that a run can't go on from: leave it out.")
         default_optim = next(f.default for f in fields(TrainingArguments) if f.name == "optim")
         if self.muon and self.optim != default_optim:
             raise ValueError(

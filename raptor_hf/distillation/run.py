@@ -5,19 +5,20 @@ import json
 import logging
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import datasets
 import numpy as np
+import psutil
 import torch
 from accelerate.utils import broadcast_object_list
 from torch.utils.data import DataLoader
 from transformers import TrainingArguments, set_seed
-from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ..digits import digits_teacher
-from ..files import write_json
+from ..files import write_json, written_aside
 from ..hub import push_to_hub, save_with_card
 from ..images import (
     CenterCrop,
@@ -29,12 +30,15 @@ from ..images import (
     load_image_processor,
     split_names,
     take_images,
+    without_bad_images,
 )
 from ..modeling_raptor import RaptorModel, raptor_config_of_teacher
 from ..phases import check_partition, find_phases, layer_similarity
 from ..plots import plot_fidelity, plot_similarity, save_figure
 from ..teachers import load_teacher, load_teacher_config
 from .arguments import DataArguments, DistillationArguments, ModelArguments
+from .checkpoints import last_whole_checkpoint
+from .faults import NAMED_IMAGES, told_in_one_line
 from .trainer import FIDELITY_NAME, RaptorTrainer
 
 logger = logging.getLogger(__name__)
@@ -54,6 +58,8 @@ def distill(model_args: ModelArguments, data_args: DataArguments, args: Distilla
 
     Raises:
         ValueError: if what is asked for doesn't fit together, or the folder holds a run with other arguments.
+        RunStopped: if too many images are bad or steps not finite, or memory or disk don't suffice.
+        RunInterrupted: after SIGTERM, when a checkpoint was saved.
     """
     output_dir = Path(args.output_dir)
     settings = _settings(model_args, data_args, args)
@@ -62,6 +68,16 @@ def distill(model_args: ModelArguments, data_args: DataArguments, args: Distilla
     if finished is not None:
         _push(output_dir, args)
         return finished
+    with told_in_one_line():
+        trainer, bad_validation_images = _prepare(model_args, data_args, args, settings)
+        return _train_and_save(trainer, settings, bad_validation_images)
+
+
+def _prepare(
+    model_args: ModelArguments, data_args: DataArguments, args: DistillationArguments, settings: dict
+) -> tuple[RaptorTrainer, list[str]]:
+    """Everything but the training; and the validation images that can't be read, by name and fault."""
+    output_dir = Path(args.output_dir)
     if model_args.teacher == "digits":
         model_args = dataclasses.replace(model_args, teacher=str(digits_teacher()))
     teacher_config = load_teacher_config(model_args.teacher, model_args.trust_remote_code)
@@ -73,17 +89,16 @@ def distill(model_args: ModelArguments, data_args: DataArguments, args: Distilla
                 f"{name} {size} is not a multiple of the teacher's patch size {teacher_config.patch_size}."
             )
     phase_sizes = model_args.phase_sizes
-    find = phase_sizes is None and model_args.block_assignment is None
-    if find:
-        check_partition(teacher_config.num_hidden_layers, model_args.num_phases or 3, MIN_PHASE_SIZE)
+    if model_args.phases_to_find:
+        check_partition(teacher_config.num_hidden_layers, model_args.phases_to_find, MIN_PHASE_SIZE)
     # Refuses what doesn't fit before anything large is loaded; the sizes to be found are stood in for.
     raptor_config_of_teacher(
         teacher_config,
         init=model_args.init,
-        phase_sizes=[1] * teacher_config.num_hidden_layers if find else phase_sizes,
+        phase_sizes=[1] * teacher_config.num_hidden_layers if model_args.phases_to_find else phase_sizes,
         **model_args.block_settings(),
     )
-    train, validation = _load_images(data_args, args)
+    train, validation, bad_validation_images = _load_images(data_args, args)
 
     teacher = load_teacher(model_args.teacher, trust_remote_code=model_args.trust_remote_code)
     teacher.to(args.device)
@@ -91,7 +106,7 @@ def distill(model_args: ModelArguments, data_args: DataArguments, args: Distilla
         output_dir.mkdir(parents=True, exist_ok=True)
         write_json(output_dir / ARGUMENTS_NAME, settings)
     centre = CenterCrop(processor)
-    if find:
+    if model_args.phases_to_find:
         phase_sizes = _find_phases(teacher, train, centre, model_args, args, output_dir)
 
     set_seed(args.seed)
@@ -106,33 +121,49 @@ def distill(model_args: ModelArguments, data_args: DataArguments, args: Distilla
         crop = RandomResizedCrop(processor, image_size, scale=tuple(data_args.crop_scale), flip=data_args.flip)
     else:
         crop = centre
-    rows = StreamedPixelValues if data_args.streaming else PixelValues
+    if data_args.streaming:
+        rows = StreamedPixelValues(train, crop, args.seed)
+    else:
+        rows = PixelValues(train, crop, args.seed, replace_bad=True)
     trainer = RaptorTrainer(
         student,
         teacher,
         args,
-        train_dataset=rows(train, crop, args.seed),
+        train_dataset=rows,
         eval_dataset=PixelValues(validation, centre),
         processing_class=processor,
     )
-    trainer.train_from(last_whole_checkpoint(output_dir))
+    return trainer, bad_validation_images
+
+
+def _train_and_save(trainer: RaptorTrainer, settings: dict, bad_validation_images: list[str]) -> dict:
+    args, output_dir = trainer.args, Path(trainer.args.output_dir)
+    trainer.train_from(broadcast_object_list([last_whole_checkpoint(output_dir)])[0])
     last_stage = 1 if trainer.stage1_steps == trainer.state.max_steps else 2
     fidelity = trainer.record_fidelity(f"after_stage{last_stage}")
 
+    student, processor, faults = trainer.student, trainer.processing_class, trainer.faults
     results = {
         "teacher": settings["teacher"],
-        "dataset": data_args.dataset,
+        "dataset": settings["dataset"],
         "phase_sizes": student.config.phase_sizes,
-        "image_size": image_size,
+        "image_size": crop_size(processor),
         "arguments": settings,
         "wall_time_seconds": trainer.elapsed_seconds,
         "images_seen": trainer.state.global_step * settings["batch_size"],
-        "parameters": {"teacher": teacher.num_parameters(), "raptor": student.num_parameters()},
+        "bad_images": {
+            "train": faults["bad_images"],
+            "validation": len(bad_validation_images),
+            "first": faults["bad_image_names"] + bad_validation_images[:NAMED_IMAGES],
+        },
+        "nonfinite_steps": faults["nonfinite_steps"],
+        "parameters": {"teacher": trainer.teacher.num_parameters(), "raptor": student.num_parameters()},
         "fidelity": fidelity,
     }
     if trainer.is_world_process_zero():
-        save_with_card(trainer.student, processor, results, output_dir)
-        save_figure(plot_fidelity(fidelity, student.config.phase_sizes), output_dir / "fidelity")
+        with written_aside(output_dir) as aside:
+            save_with_card(student, processor, results, aside)
+            save_figure(plot_fidelity(fidelity, student.config.phase_sizes), aside / "fidelity")
         write_json(output_dir / RESULTS_NAME, results)
         _push(output_dir, args)
     trainer.accelerator.wait_for_everyone()
@@ -148,7 +179,7 @@ def _push(output_dir: Path, args: DistillationArguments):
 
 
 def _load_images(data_args: DataArguments, args: DistillationArguments):
-    """The training split, perhaps streamed, and the images to measure on."""
+    """The training split, perhaps streamed, the images to measure on, and those of them that can't be read."""
 
     def load(name, split):
         return load_image_dataset(name, split, data_args.streaming, data_args.image_column)
@@ -179,9 +210,12 @@ def _load_images(data_args: DataArguments, args: DistillationArguments):
                 f"{len(train)} training images don't fill one batch of {args.global_batch_size}: lower "
                 "--per_device_train_batch_size."
             )
+    validation, bad = without_bad_images(validation)
+    for image in bad[:NAMED_IMAGES]:
+        logger.warning("A validation image can't be read, and is not measured on: %s.", image)
     if len(validation) < args.world_size:
         raise ValueError(f"{len(validation)} validation images are fewer than the {args.world_size} processes.")
-    return train, validation
+    return train, validation, bad
 
 
 def _find_phases(teacher, train, centre, model_args: ModelArguments, args, output_dir: Path) -> list[int]:
@@ -197,39 +231,37 @@ def _find_phases(teacher, train, centre, model_args: ModelArguments, args, outpu
             else:
                 order = np.random.default_rng(args.seed).permutation(len(train))
                 images = train.select(order[: model_args.phase_images])
+            images, bad = without_bad_images(images)
             loader = DataLoader(PixelValues(images, centre), args.per_device_eval_batch_size)
             similarity = layer_similarity(teacher, loader, progress=not args.disable_tqdm)
-            sizes = [find_phases(similarity, model_args.num_phases or 3, MIN_PHASE_SIZE, model_args.phase_objective)]
-            write_json(path, {"phase_sizes": sizes[0], "similarity": similarity.tolist(), "images": len(images)})
-            save_figure(
-                plot_similarity(similarity, sizes[0], "Layer similarity of the teacher"), output_dir / "phases"
-            )
+            phases = find_phases(similarity, model_args.phases_to_find, MIN_PHASE_SIZE, model_args.phase_objective)
+            with written_aside(output_dir) as aside:
+                figure = plot_similarity(similarity, phases, "Layer similarity of the teacher")
+                save_figure(figure, aside / "phases")
+            found = {"phase_sizes": phases, "similarity": similarity.tolist(), "images": len(images)}
+            write_json(path, found | {"bad_images": len(bad)})
+            sizes = [phases]
     return broadcast_object_list(sizes)[0]
 
 
 def use_every_core(args: DistillationArguments):
-    """On a CPU: undoes that `accelerate launch` and `torchrun` leave each process one thread, whatever is there."""
+    """
+    On a CPU: undoes that `accelerate launch` and `torchrun` leave each process one thread, whatever is there; unless
+    the launcher itself was started with `OMP_NUM_THREADS`.
+    """
     launched = {"ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID"} & set(os.environ)
-    if args.device.type == "cpu" and launched and os.environ.get("OMP_NUM_THREADS") == "1":
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        torch.set_num_threads(max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))
-
-
-def last_whole_checkpoint(output_dir: Path) -> str | None:
-    """The newest checkpoint whose trainer state, the last file to be written, is there and readable."""
-    folders = [f for f in output_dir.glob(f"{PREFIX_CHECKPOINT_DIR}-*") if f.name.split("-")[-1].isdigit()]
-    for folder in sorted(folders, key=lambda f: int(f.name.split("-")[-1]), reverse=True):
-        try:
-            json.loads((folder / TRAINER_STATE_NAME).read_text())
-            return str(folder)
-        except (OSError, ValueError):
-            logger.warning("%s is not whole: passed over.", folder.name)
-    return None
+    if args.device.type != "cpu" or not launched or os.environ.get("OMP_NUM_THREADS") != "1":
+        return
+    with suppress(psutil.Error):
+        if "OMP_NUM_THREADS" not in psutil.Process(os.getppid()).environ():
+            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+            torch.set_num_threads(max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))
 
 
 def _settings(model_args, data_args, args) -> dict:
     """The arguments that decide a run's outcome: two runs that agree in them are the same run."""
-    own = {field.name for field in dataclasses.fields(DistillationArguments)} - {"output_dir", "overwrite_output_dir"}
+    indifferent = {"output_dir", "overwrite_output_dir", "max_bad_image_share", "max_nonfinite_steps"}
+    own = {field.name for field in dataclasses.fields(DistillationArguments)} - indifferent
     inherited = {field.name for field in dataclasses.fields(TrainingArguments)}
     decisive = "learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_steps weight_decay adam_beta1 adam_beta2 "
     decisive += "adam_epsilon max_grad_norm num_train_epochs max_steps seed bf16 fp16 optim optim_args "

@@ -1,22 +1,34 @@
 """`RaptorTrainer`: Transformers' Trainer, with a teacher outside the module that it wraps and two stages."""
 
 import json
+import math
+import shutil
 import time
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
+from accelerate.utils import broadcast_object_list
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch.nn.functional import interpolate
 from torch.optim.lr_scheduler import SequentialLR
 from torch.utils.data import DataLoader, Subset
 from tqdm.auto import tqdm
-from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerState, get_scheduler
+from transformers import PretrainedConfig, PreTrainedModel, Trainer, TrainerCallback, TrainerState, get_scheduler
 from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.utils import SAFE_WEIGHTS_NAME
 
+from ..configuration_raptor import RaptorConfig, as_pair
 from ..fidelity import LayerFidelity
-from ..files import write_json
+from ..files import ASIDE, write_json, written_aside
 from ..images import EpochSampler
 from ..modeling_raptor import RaptorModel
 from ..teachers import token_slices, trajectory
 from .arguments import DistillationArguments
+from .checkpoints import is_whole, remove_old_checkpoints
+from .faults import FaultCallback, RunInterrupted, RunStopped, ignore_sigterm
 from .module import DistillationModule
 from .muon import MuonAdamW
 
@@ -34,15 +46,22 @@ class RaptorTrainer(Trainer):
         args: the run.
         train_dataset: rows with `pixel_values` (channels, height, width), as [`PixelValues`] gives them.
         eval_dataset: the same, to measure fidelity on: before, after stage 1 and after stage 2.
+
+    Raises:
+        ValueError: if the teacher's depth, width, patch size, channels or registers aren't the student's.
     """
 
     def __init__(
         self, student: RaptorModel, teacher: PreTrainedModel, args: DistillationArguments, eval_dataset=None, **kwargs
     ):
+        check_fit(student.config, teacher.config)
         model = DistillationModule(student, args.loss_settings())
         super().__init__(model=model, args=args, eval_dataset=eval_dataset, **kwargs)
         self.teacher = teacher.to(self.args.device).eval()
         self.add_callback(_StageCallback(self))
+        self._faults = FaultCallback(self)
+        self.add_callback(self._faults)
+        self._saving_to = None
         self._continued_log, self._started = [], time.perf_counter()
 
     def init_hf_repo(self, *args, **kwargs):
@@ -66,16 +85,34 @@ class RaptorTrainer(Trainer):
     def teacher_forcing(self) -> float:
         return self.args.teacher_forcing(self.state.global_step, self.state.max_steps)
 
+    @property
+    def faults(self) -> dict:
+        """What was passed over so far, see [`FaultCallback.counts`]."""
+        return FaultCallback.counts(self.state)
+
     def train_from(self, checkpoint: str | None):
-        """Trains, from a checkpoint if one is given. Where that holds the last step, nothing is trained."""
+        """
+        Trains, from a checkpoint if one is given. Where that holds the last step, nothing is trained.
+
+        Raises:
+            RunStopped: if too many images are bad or steps not finite, or a checkpoint can't be saved.
+            RunInterrupted: after SIGTERM, when a checkpoint was saved.
+            ValueError: if the data set gives too few images.
+        """
         if checkpoint is not None:
             state = TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
             if state.global_step >= state.max_steps:
                 self._load_from_checkpoint(checkpoint)
                 self.state, self._continued_log = state, state.log_history
                 return
-        self.train(resume_from_checkpoint=checkpoint)
+        with self._faults.sigterm_handled():
+            self.train(resume_from_checkpoint=checkpoint)
         if self.state.global_step < self.state.max_steps:
+            if self._faults.interrupted:
+                raise RunInterrupted(
+                    f"Stopped by SIGTERM, with a checkpoint at step {self.state.global_step} of "
+                    f"{self.state.max_steps}: the same command goes on from there."
+                )
             raise ValueError(
                 f"Training ended at step {self.state.global_step} of {self.state.max_steps}: the data set gave no "
                 "more images."
@@ -89,7 +126,58 @@ class RaptorTrainer(Trainer):
         with self.accelerator.autocast():
             states = trajectory(self.teacher, pixel_values)
         outputs = model(states, stage=self.stage, teacher_forcing=self.teacher_forcing)
+        self._faults.observe(inputs, outputs)
         return (outputs["loss"], outputs) if return_outputs else outputs["loss"]
+
+    def get_train_dataloader(self):
+        loader = super().get_train_dataloader()
+        base = getattr(loader, "base_dataloader", loader)
+        base.worker_init_fn = partial(ignore_sigterm, base.worker_init_fn)
+        return loader
+
+    def _get_grad_norm(self, model, grad_norm=None):
+        self._faults.grad_norm = super()._get_grad_norm(model, grad_norm)
+        return self._faults.grad_norm
+
+    def _get_output_dir(self, trial):
+        return super()._get_output_dir(trial) if self._saving_to is None else str(self._saving_to)
+
+    def _save_checkpoint(self, model, trial):
+        """Trainer's, but written aside and then renamed: a checkpoint is there as a whole, or it isn't there."""
+        output_dir = Path(self.args.output_dir)
+        folder = output_dir / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        if broadcast_object_list([is_whole(folder)])[0]:
+            return
+        main = self.is_world_process_zero()
+        try:
+            with written_aside(output_dir) if main else nullcontext():
+                self._saving_to = output_dir / ASIDE
+                self.accelerator.wait_for_everyone()
+                super()._save_checkpoint(model, trial)
+                self.accelerator.wait_for_everyone()
+                if main:
+                    shutil.rmtree(folder, ignore_errors=True)
+        except (OSError, RuntimeError, SafetensorError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise RunStopped(
+                f"{folder.name} can't be saved ({reason}): make room, then start the same command again; it goes on "
+                "from the checkpoint before."
+            ) from error
+        finally:
+            self._saving_to = None
+        best = output_dir / f"{PREFIX_CHECKPOINT_DIR}-{self.state.best_global_step}"
+        self.state.best_model_checkpoint = str(best) if best.is_dir() else None
+        if main:
+            remove_old_checkpoints(output_dir, self.args.save_total_limit, self.state.best_model_checkpoint)
+        self.accelerator.wait_for_everyone()
+
+    def _save(self, output_dir=None, state_dict=None):
+        """The weights. Trainer would add its arguments as a pickle, with the token for the Hub among them."""
+        if self.args.should_save:
+            folder = Path(output_dir or self.args.output_dir)
+            folder.mkdir(parents=True, exist_ok=True)
+            weights = self.model.state_dict() if state_dict is None else state_dict
+            save_file(weights, folder / SAFE_WEIGHTS_NAME, metadata={"format": "pt"})
 
     def create_optimizer(self, model=None):
         if not self.args.muon:
@@ -155,6 +243,10 @@ class RaptorTrainer(Trainer):
             step = self.state.global_step - 1
             logs["stage"] = 1 if step < self.stage1_steps else 2
             logs["teacher_forcing"] = self.args.teacher_forcing(step, self.state.max_steps)
+            logs |= {name: self.faults[name] for name in ("bad_images", "nonfinite_steps") if self.faults[name]}
+            if not math.isfinite(logs["loss"]):
+                # Trainer takes the logged sum from the running one, and infinity less itself is never finite again.
+                self._tr_loss.zero_()
         super().log(logs, start_time)
 
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval"):
@@ -200,6 +292,23 @@ class RaptorTrainer(Trainer):
                 write_json(Path(self.args.output_dir) / FIDELITY_NAME, record)
             self.accelerator.wait_for_everyone()
         return record
+
+
+def check_fit(student: RaptorConfig, teacher: PretrainedConfig):
+    """Raises ValueError unless a Raptor has its teacher's depth, width, patch size, channels and registers."""
+    sizes = {
+        "depth": (sum(student.phase_sizes), teacher.num_hidden_layers),
+        "hidden_size": (student.hidden_size, teacher.hidden_size),
+        "patch_size": (as_pair(student.patch_size), as_pair(teacher.patch_size)),
+        "num_channels": (student.num_channels, teacher.num_channels),
+        "num_register_tokens": (student.num_register_tokens, getattr(teacher, "num_register_tokens", 0)),
+    }
+    for name, (own, other) in sizes.items():
+        if own != other:
+            raise ValueError(
+                f"The Raptor has a {name} of {own}, but its teacher one of {other}: make it by "
+                "RaptorModel.from_teacher."
+            )
 
 
 class _StageCallback(TrainerCallback):
