@@ -30,7 +30,7 @@ from .arguments import DistillationArguments
 from .checkpoints import is_whole, remove_old_checkpoints
 from .faults import FaultCallback, RunInterrupted, RunStopped, ignore_sigterm
 from .module import DistillationModule
-from .muon import MuonAdamW
+from .muon import MuonAdamW, parameter_groups
 
 FIDELITY_NAME = "fidelity.json"
 
@@ -182,17 +182,8 @@ class RaptorTrainer(Trainer):
     def create_optimizer(self, model=None):
         if not self.args.muon:
             return super().create_optimizer(model)
-        groups = {"qkv": [], "matrices": [], "rest": []}
-        for name, parameter in (model or self.model).named_parameters():
-            if parameter.requires_grad:
-                matrix = parameter.ndim == 2 and ".depth_scaling." not in name
-                groups["qkv" if ".qkv.weight" in name else "matrices" if matrix else "rest"].append(parameter)
         self.optimizer = MuonAdamW(
-            [
-                {"params": groups["qkv"], "muon": True, "parts": 3},
-                {"params": groups["matrices"], "muon": True},
-                {"params": groups["rest"], "weight_decay": 0.0},
-            ],
+            parameter_groups(model or self.model),
             lr=self.args.learning_rate,
             betas=(self.args.adam_beta1, self.args.adam_beta2),
             eps=self.args.adam_epsilon,
