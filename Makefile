@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: quickstart test hf-tests lint
+.PHONY: quickstart test test-minimum faults soak hf-tests lint
 
 # Trains a small teacher on scikit-learn's digits, distils it with 2 and 3 phases, prints a table.
 quickstart: $(INSTALLED)
@@ -10,6 +10,20 @@ quickstart: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest
+
+# The same with the oldest versions that setup.cfg allows, in an environment of its own.
+test-minimum: .venv-minimum/.installed
+	.venv-minimum/bin/python -m pytest
+
+# Kills a small run at 20 random moments, each time goes on with it, and compares the end bit for bit; then SIGTERM, two
+# processes and a full disk.
+faults: $(INSTALLED)
+	$(BIN)/python tests/faults/kills.py
+	$(BIN)/python tests/faults/commands.py
+
+# 2,000 steps of which one image in a hundred is bad: memory must not grow.
+soak: $(INSTALLED)
+	$(BIN)/python tests/faults/soak.py
 
 # Transformers' own common tests, from its source distribution, against Raptor and against Dinov2.
 hf-tests: $(INSTALLED)
@@ -22,4 +36,10 @@ lint: $(INSTALLED)
 $(INSTALLED): setup.cfg constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+.venv-minimum/.installed: setup.cfg constraints-minimum.txt
+	test -x .venv-minimum/bin/python || $(PYTHON) -m venv .venv-minimum
+	.venv-minimum/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-minimum.txt \
+		--editable '.[test]'
 	touch $@
