@@ -2,8 +2,10 @@
 
 import argparse
 import difflib
+import json
 import sys
 from pathlib import Path
+from typing import get_type_hints
 
 import yaml
 from transformers import HfArgumentParser
@@ -20,6 +22,9 @@ class ConfigArgumentParser(HfArgumentParser):
 
     def __init__(self, dataclass_types, exclusive: tuple[tuple[str, ...], ...] = (), **kwargs):
         self.exclusive = exclusive
+        types = dataclass_types if isinstance(dataclass_types, (list, tuple)) else [dataclass_types]
+        hints = {name: hint for dataclass_type in types for name, hint in get_type_hints(dataclass_type).items()}
+        self._mappings = {name for name, hint in hints.items() if "dict" in str(hint)}
         super().__init__(dataclass_types, allow_abbrev=False, **kwargs)
         self.add_argument("--config", metavar="FILE.yaml", help="YAML file of the flags below; flags override it.")
 
@@ -34,6 +39,7 @@ class ConfigArgumentParser(HfArgumentParser):
         args = sys.argv[1:] if args is None else args
         config = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         config.add_argument("--config")
+        config.error = self.error
         given = {word.lstrip("-").split("=")[0].replace("-", "_") for word in args if word.startswith("--")}
         path = config.parse_known_args(args)[0].config
         if path is None and not given & set(unless):
@@ -46,7 +52,10 @@ class ConfigArgumentParser(HfArgumentParser):
                 self._refuse_unknown(unknown[0], unknown[0].lstrip("-").split("=")[0], "--")
             values = {key: value for key, value in vars(namespace).items() if key != "config"}
             return self.parse_dict(values)
-        except ValueError as error:
+        except json.JSONDecodeError as error:
+            self.error(f"{error.doc!r} should be JSON, but isn't ({error.msg}).")
+        # TrainingArguments also raise what the libraries raise that its flags ask for.
+        except (ValueError, TypeError, OSError, ImportError) as error:
             self.error(str(error))
 
     def _read_config(self, path: Path, given: set[str]):
@@ -56,7 +65,8 @@ class ConfigArgumentParser(HfArgumentParser):
             self.error(f"--config {path} can't be read ({str(error).splitlines()[0]}): give a YAML file.")
         if not isinstance(values, dict):
             self.error(f"--config {path} must hold `flag: value` lines.")
-        actions = {action.dest: action for action in self._actions}
+        # Of a switch and its `--no_` form, the switch.
+        actions = {action.dest: action for action in reversed(self._actions)}
         for key, value in values.items():
             if key not in actions or key in ("help", "config"):
                 self._refuse_unknown(f"key {key} in {path}", str(key), "")
@@ -64,9 +74,25 @@ class ConfigArgumentParser(HfArgumentParser):
             choices = actions[key].choices
             if choices and value not in choices:
                 self.error(f"{key} in {path} must be one of {', '.join(map(str, choices))}, got {value!r}.")
+            values[key] = self._typed(actions[key], value, f"{key} in {path}")
         # A flag overrides the whole of what the file says in the flag's group.
         overridden = {name for group in self.exclusive if given & set(group) for name in group}
         self.set_defaults(**{key: value for key, value in values.items() if key not in overridden})
+
+    def _typed(self, action: argparse.Action, value, name: str):
+        """A value of a file as the flag would have given it. Strings argparse converts itself."""
+        if (value is None and action.default is None) or (isinstance(value, dict) and action.dest in self._mappings):
+            return value
+        many = action.nargs == "+"
+        if value is None or isinstance(value, dict) or (isinstance(value, list) and not (many and value)):
+            self.error(f"{name} must be {'one or more values' if many else 'a single value'}, got {value!r}.")
+        if isinstance(value, str) or not callable(action.type):
+            return value
+        try:
+            typed = [action.type(str(item)) for item in (value if isinstance(value, list) else [value])]
+        except (ValueError, TypeError, argparse.ArgumentTypeError):
+            self.error(f"{name} must be of type {action.type.__name__.split('_')[-1]}, got {value!r}.")
+        return typed if many else typed[0]
 
     def _refuse_unknown(self, what: str, name: str, prefix: str):
         names = [action.dest for action in self._actions]

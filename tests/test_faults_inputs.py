@@ -1,0 +1,161 @@
+"""What the scripts refuse: one line that says what and why, exit code 2, before anything is loaded."""
+
+import json
+import runpy
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+from PIL import Image
+from test_faults_images import dataset_with_bad_rows, encoded
+from tiny import picture, tiny_teacher
+from transformers import ViTConfig, ViTModel
+
+from raptor_hf.images import load_image_processor
+
+TRAINING = Path(__file__).parents[1] / "training"
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("material")
+    tiny_teacher().save_pretrained(folder / "teacher")
+    load_image_processor("no model here", 28).save_pretrained(folder / "teacher")
+    other = ViTConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16, image_size=28)
+    ViTModel(other).save_pretrained(folder / "vit")
+    (folder / "images").mkdir()
+    for split, bad in (("train", (2, 5)), ("validation", (0,))):
+        dataset_with_bad_rows(bad, length=24).to_parquet(folder / "images" / f"{split}.parquet")
+    datasets.Dataset.from_dict({"text": ["a", "b"]}).to_parquet(folder / "no_images.parquet")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def scripts():
+    return {path.stem: runpy.run_path(str(path))["main"] for path in TRAINING.glob("*.py")}
+
+
+def run(scripts, script, arguments, material, tmp_path):
+    words = []
+    for name, value in arguments.items():
+        values = value if isinstance(value, list) else [value]
+        values = [str(item).replace("MATERIAL", str(material)) for item in values]
+        words += [f"--{name}", *values]
+    return scripts[script]([*words, "--output_dir", str(tmp_path)])
+
+
+# Refused before any file is looked at: neither the teacher nor the images are there.
+NOWHERE = {"teacher": "/nowhere/teacher", "dataset": "/nowhere/images"}
+REFUSED_AT_ONCE = [
+    ("distill", {"num_phases": 0}, "num_phases must be at least 1, got 0"),
+    ("distill", {"num_phases": "three"}, "invalid int value: 'three'"),
+    ("distill", {"phase_sizes": [3, 0]}, "phase_sizes must be one or more sizes of at least 1, got [3, 0]"),
+    (
+        "distill",
+        {"source_layers": [1, 2, 3], "phase_sizes": [3, 3]},
+        "source_layers must name a layer for each of the 2",
+    ),
+    ("distill", {"phase_images": 0}, "phase_images must be at least 1"),
+    ("distill", {"phase_objective": "median"}, "invalid choice: 'median'"),
+    ("distill", {"init": "zeros"}, "invalid choice: 'zeros'"),
+    ("distill", {"image_size": -14}, "image_size must be at least 1, got -14"),
+    ("distill", {"early_image_size": 0}, "early_image_size must be at least 1"),
+    ("distill", {"max_train_samples": 0}, "max_train_samples must be at least 1"),
+    ("distill", {"max_eval_samples": 0}, "max_eval_samples must be at least 1"),
+    ("distill", {"crop_scale": [0.5]}, "crop_scale must be two shares"),
+    ("distill", {"crop_scale": [float("nan"), 1]}, "crop_scale must be two shares"),
+    ("distill", {"learning_rate": -1}, "learning_rate must be a positive number, got -1.0"),
+    ("distill", {"learning_rate": "nan"}, "learning_rate must be a positive number, got nan"),
+    ("distill", {"seed": -1}, "seed must be from 0"),
+    ("distill", {"num_train_epochs": 0}, "num_train_epochs must be a positive number"),
+    ("distill", {"per_device_train_batch_size": 0}, "per_device_train_batch_size must be at least 1"),
+    ("distill", {"gradient_accumulation_steps": 0}, "gradient_accumulation_steps must be at least 1"),
+    ("distill", {"stage1_ratio": "nan"}, "stage1_ratio is a share from 0 to 1, got nan"),
+    ("distill", {"stage2_weights": ["nan", 1, 1]}, "stage2_weights must be three weights"),
+    ("distill", {"max_bad_image_share": 1.5}, "max_bad_image_share is a share from 0 to 1"),
+    ("distill", {"max_nonfinite_steps": 0}, "max_nonfinite_steps must be at least 1"),
+    ("distill", {"save_only_model": True}, "save_only_model would leave checkpoints that a run can't go on from"),
+    ("distill", {"lr_scheduler_type": "square"}, "square"),
+    ("distill", {"lr_scheduler_kwargs": "{min_lr"}, "'{min_lr' should be JSON, but isn't"),
+    ("distill", {"deepspeed": "/nowhere.json"}, "deepspeed"),
+    ("distill", {"config": "/nowhere.yaml"}, "--config /nowhere.yaml can't be read"),
+    ("find_phases", {"objective": "median"}, "invalid choice: 'median'"),
+    ("find_phases", {"num_phases": ["two"]}, "invalid int value: 'two'"),
+    ("train_teacher", {"crop_scale": [2, 3]}, "crop_scale must be two shares"),
+    ("train_teacher", {"image_size": 33}, "image_size 33"),
+]
+# Refused for what the teacher's configuration or the data set's columns say.
+REFUSED_EARLY = [
+    ("distill", NOWHERE, "Teacher /nowhere/teacher can't be loaded"),
+    ("distill", {"teacher": "MATERIAL/vit"}, "is a vit model, but a teacher must be one of dinov2"),
+    ("distill", {"image_size": 30}, "image_size 30 is not a multiple of the teacher's patch size 14"),
+    ("distill", {"early_image_size": 15}, "early_image_size 15 is not a multiple of the teacher's patch size 14"),
+    ("distill", {"phase_sizes": [3, 2]}, "phase_sizes [3, 2] sum to 5 layers, but the teacher has 6"),
+    ("distill", {"num_phases": 4}, "6 layers can't be cut into 4 phases of at least 2"),
+    ("distill", {"block_assignment": [0, 1]}, "6"),
+    ("distill", {"hidden_act": "cubic", "init": "random"}, "hidden_act must be swiglu or one of"),
+    ("distill", {"drop_path_rate": 1.0}, "drop_path_rate is a probability below 1, got 1.0"),
+    ("distill", {"dataset": "/nowhere/images"}, "Data set /nowhere/images can't be loaded"),
+    ("distill", {"dataset": "MATERIAL/no_images.parquet"}, "0 image columns among text: name one with"),
+    ("distill", {"image_column": "photo"}, "no column photo: --image_column must be one of image"),
+    ("distill", {"train_split": "test"}, "has no split test: it has train, validation"),
+    ("distill", {"per_device_train_batch_size": 25}, "24 training images don't fill one batch of 25"),
+    ("find_phases", {"teacher": "/nowhere"}, "/nowhere"),
+    ("find_phases", {"dataset": "/nowhere", "num_phases": [2]}, "Data set /nowhere can't be loaded"),
+    ("find_phases", {"similarity": "/nowhere.csv"}, "/nowhere.csv"),
+]
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "message"),
+    [(s, NOWHERE | a if s != "train_teacher" else a, m) for s, a, m in REFUSED_AT_ONCE] + REFUSED_EARLY,
+)
+def test_refused_in_one_line_with_exit_code_2(scripts, material, tmp_path, capsys, script, arguments, message):
+    known = {"teacher": "MATERIAL/teacher", "dataset": "MATERIAL/images"} if script != "train_teacher" else {}
+    extra = {"use_cpu": True} if script == "distill" else {}
+    with pytest.raises(SystemExit) as info:
+        run(scripts, script, known | extra | arguments, material, tmp_path)
+    assert info.value.code == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
+    assert message in line and "Traceback" not in line
+    assert not list(tmp_path.iterdir())
+
+
+SMALL = {
+    "teacher": "MATERIAL/teacher",
+    "dataset": "MATERIAL/images",
+    "phase_sizes": [3, 3],
+    "max_steps": 3,
+    "per_device_train_batch_size": 8,
+    "use_cpu": True,
+    "disable_tqdm": True,
+}
+
+
+def test_results_say_how_many_images_could_not_be_read(scripts, material, tmp_path):
+    run(scripts, "distill", SMALL | {"max_bad_image_share": 0.1}, material, tmp_path)
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["bad_images"]["train"] == 2 and results["bad_images"]["validation"] == 1
+    assert {name.split(":")[0] for name in results["bad_images"]["first"]} == {"0.png", "2.png", "5.png"}
+    assert results["nonfinite_steps"] == 0 and not (tmp_path / "partial").exists()
+
+
+def test_a_run_with_too_many_bad_images_ends_with_exit_code_3(scripts, material, tmp_path, capsys):
+    with pytest.raises(SystemExit) as info:
+        run(scripts, "distill", SMALL, material, tmp_path)
+    assert info.value.code == 3
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "training images can't be read" in line]
+    assert "more than max_bad_image_share 0.01" in line and ".png: " in line
+    assert not (tmp_path / "results.json").exists() and not (tmp_path / "model.safetensors").exists()
+
+
+def test_images_of_any_shape_train(scripts, material, tmp_path):
+    """One pixel, a narrow strip, palette, grey and 16 bits."""
+    (tmp_path / "images").mkdir()
+    sixteen_bits = Image.fromarray(np.asarray(picture(2, mode="L")).astype(np.uint16) * 257)
+    odd = [picture(0, (1, 1)), picture(1, (1, 90)), picture(2, mode="P"), picture(3, mode="LA"), sixteen_bits]
+    for index, image in enumerate([*odd, *(picture(seed) for seed in range(5, 18))]):
+        (tmp_path / "images" / f"{index}.png").write_bytes(encoded(image))
+    run(scripts, "distill", SMALL | {"dataset": tmp_path / "images", "max_steps": 2}, material, tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "results.json").read_text())["bad_images"]["train"] == 0
