@@ -1,0 +1,1 @@
+"""The paper's controls: series of distillations that differ in one thing (arXiv 2512.19941)."""

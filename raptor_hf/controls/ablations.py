@@ -1,0 +1,114 @@
+"""What each part of the method is worth: one change at a time from a base run (arXiv 2512.19941, Table 2)."""
+
+from dataclasses import dataclass, field
+
+from ..summary import table
+from ..teachers import load_teacher_config
+from .experiment import ControlArguments, Experiment
+from .plots import plot_ablations as plot  # noqa: F401
+
+PAPER_WEIGHTS = {"last_phase_weights": [0.34, 0.33, 0.33], "stage2_weights": [0.45, 0.1, 0.45]}
+PLAIN_WEIGHTS = {"stage1_weights": None, "last_phase_weights": None, "stage2_weights": None}
+RANDOM_BLOCKS = {"init": "random", "source_layers": None}
+# Name: what it is of, and the arguments it sets. MLPs other than the teacher's need blocks that start at random.
+CHANGES = {
+    "teacher_forcing_only": ("loss mode", {"training_mode": "teacher_forcing"}),
+    "autoregressive_only": ("loss mode", {"training_mode": "autoregressive"}),
+    "output_only": ("loss mode", {"training_mode": "output_only"}),
+    "no_stage2": ("stages", {"training_mode": "two_stage", "stage1_ratio": 1.0}),
+    "no_stage1": ("stages", {"training_mode": "two_stage", "stage1_ratio": 0.0}),
+    "no_depth_scaling": ("depth scaling", {"depth_scaling": False}),
+    "plain_token_weights": ("token weights", PLAIN_WEIGHTS),
+    "paper_token_weights": ("token weights", PAPER_WEIGHTS),
+    "loss_not_normalized": ("token weights", {"normalize_loss": False}),
+    "adamw": ("optimizer", {"muon": False}),
+    "blocks_from_teacher": ("block start", {"init": "teacher", "hidden_act": None, "intermediate_size": None}),
+    "random_blocks_gelu": ("block start", RANDOM_BLOCKS | {"hidden_act": "gelu", "intermediate_size": (4, 1)}),
+    "random_blocks_swiglu_4d": ("MLP", RANDOM_BLOCKS | {"hidden_act": "swiglu", "intermediate_size": (4, 1)}),
+    "random_blocks_swiglu_8_3d": ("MLP", RANDOM_BLOCKS | {"hidden_act": "swiglu", "intermediate_size": (8, 3)}),
+}
+# What a change of the MLP is compared with: blocks that also start at random.
+REFERENCES = {"random_blocks_swiglu_4d": "random_blocks_gelu", "random_blocks_swiglu_8_3d": "random_blocks_gelu"}
+
+
+@dataclass
+class Arguments(ControlArguments):
+    ablations: list[str] = field(
+        default_factory=lambda: list(CHANGES), metadata={"help": f"Which ones, of {', '.join(CHANGES)}."}
+    )
+
+    def __post_init__(self):
+        unknown = [name for name in self.ablations if name not in CHANGES]
+        if unknown:
+            raise ValueError(f"unknown ablation {unknown[0]}: choose of {', '.join(CHANGES)}.")
+
+
+def measure(experiment: Experiment) -> dict:
+    """
+    Distils the base run and one Raptor for each change.
+
+    Returns:
+        `members`: name to `of` (what was changed), `changes`, `reference` (what it is compared with), `same_as_base`
+        (then it was not trained again) and the measures, also as differences from the reference.
+    """
+    width = load_teacher_config(experiment.teacher).hidden_size
+    judge = experiment.judge
+    wanted = list(experiment.own.ablations)
+    wanted += [REFERENCES[name] for name in wanted if name in REFERENCES and REFERENCES[name] not in wanted]
+    members = {"base": {}}
+    same = []
+    for name in wanted:
+        changes = resolve(CHANGES[name][1], width)
+        if is_base(experiment, changes):
+            same.append(name)
+        else:
+            members[name] = changes
+    runs = experiment.series(members)
+    measured = {name: judge.measure(run) for name, run in runs.items()} | dict.fromkeys(same)
+    results = {}
+    for name in ("base", *wanted):
+        reference = REFERENCES.get(name, "base") if name != "base" else None
+        found = measured[name] or measured["base"]
+        results[name] = {
+            "of": CHANGES[name][0] if name != "base" else None,
+            "changes": members.get(name, {}),
+            "reference": reference,
+            "same_as_base": name in same,
+        } | found
+        if reference is not None:
+            compared = measured[reference] or measured["base"]
+            for metric in ("accuracy", "final_cosine"):
+                if found[metric] is not None:
+                    results[name][f"{metric}_difference"] = found[metric] - compared[metric]
+    return {"members": results, "teacher_accuracy": judge.teacher_accuracy()}
+
+
+def resolve(changes: dict, width: int) -> dict:
+    """An inner width that is given as a fraction of the hidden size, in numbers: a multiple of 8."""
+    size = changes.get("intermediate_size")
+    if size is None:
+        return dict(changes)
+    return changes | {"intermediate_size": (round(width * size[0] / size[1]) + 7) // 8 * 8}
+
+
+def is_base(experiment: Experiment, changes: dict) -> bool:
+    """Whether the base run has all of these arguments already."""
+    base = vars(experiment.model) | vars(experiment.run)
+    return all(base[name] == value for name, value in changes.items())
+
+
+def summary(results: dict) -> str:
+    rows = []
+    for name, found in results["members"].items():
+        row = [name.replace("_", " "), found["of"] or ""]
+        for metric in ("accuracy", "final_cosine"):
+            if found[metric] is None:
+                row.append("")
+                continue
+            row.append(f"{found[metric]:.4f}")
+            if f"{metric}_difference" in found:
+                row[-1] += f" ({found[f'{metric}_difference']:+.4f})"
+        row += [f"{found['parameters']:,}", (found["reference"] or "").replace("_", " ")]
+        rows.append(row)
+    header = ["run", "change of", "accuracy", "cosine at the last layer", "parameters", "compared with"]
+    return table(header, rows)

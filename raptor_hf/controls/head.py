@@ -1,0 +1,57 @@
+"""The head that a teacher was trained with, on the features of other backbones."""
+
+import datasets
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+from transformers import AutoModelForImageClassification, BaseImageProcessor, PreTrainedModel
+
+from ..images import CenterCrop
+from ..teacher_training import LabelledPixelValues, class_indices
+from ..teachers import load_teacher_config, token_slices
+
+
+def load_head(teacher: str) -> nn.Linear | None:
+    """The linear head of a teacher that was saved as a classifier, (2 * hidden_size) -> classes; otherwise None."""
+    config = load_teacher_config(teacher)
+    if not any(name.endswith("ForImageClassification") for name in config.architectures or []):
+        return None
+    model = AutoModelForImageClassification.from_pretrained(teacher, dtype=torch.float32, use_safetensors=True)
+    return model.classifier.eval().requires_grad_(False)
+
+
+def labelled_rows(
+    images: datasets.Dataset,
+    teacher: str,
+    label_column: str,
+    processor: BaseImageProcessor,
+    max_samples: int | None = None,
+) -> LabelledPixelValues:
+    """
+    Images with their class indices among the teacher's classes.
+
+    Raises:
+        ValueError: if there is no such column, or a label is none of the teacher's classes.
+    """
+    names = load_teacher_config(teacher).id2label
+    if max_samples is not None and max_samples < len(images):
+        images = images.shuffle(seed=0).select(range(max_samples))
+    labels = class_indices(images, label_column, [names[index] for index in sorted(names)])
+    return LabelledPixelValues(images, CenterCrop(processor), labels)
+
+
+def classify(head: nn.Linear, tokens: torch.Tensor, patches: slice) -> torch.Tensor:
+    """Classes (batch,) by a head on [cls, mean of patches] of normed tokens (batch, tokens, hidden_size)."""
+    features = torch.cat((tokens[:, 0], tokens[:, patches].mean(dim=1)), dim=1)
+    return head(features).argmax(dim=1)
+
+
+@torch.no_grad()
+def head_accuracy(model: PreTrainedModel, head: nn.Linear, rows: LabelledPixelValues, batch_size: int = 64) -> float:
+    """Share of rows that a head puts into the right class on a backbone's features."""
+    patches = token_slices(model.config)["patch"]
+    right = 0
+    for batch in DataLoader(rows, batch_size):
+        tokens = model(batch["pixel_values"].to(model.device)).last_hidden_state
+        right += (classify(head, tokens, patches).cpu() == batch["labels"]).sum().item()
+    return right / len(rows)
