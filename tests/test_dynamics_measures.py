@@ -144,6 +144,14 @@ def test_modes_equal_those_of_pydmd(num_modes):
         assert sorted_complex(result.eigenvalues) == pytest.approx(sorted_complex(expected), abs=1e-8)
 
 
+def test_states_that_start_as_zero_have_no_mode_there():
+    moments = SecondMoments()
+    moments.update(torch.cat([torch.zeros(3, 1, 4, 4), torch.ones(3, 2, 4, 4)], dim=1))
+    for remove_growth in (False, True):
+        assert dmd_of_depth(moments, 0, 1, 2, remove_growth).eigenvalues.shape == (0,)
+        assert dmd_of_depth(moments, 0, 2, 2, remove_growth).eigenvalues.abs().tolist() == pytest.approx([1])
+
+
 def test_what_a_map_explains_is_one_minus_its_squared_error():
     x = torch.randn(200, 6).double()
     y = x @ torch.randn(6, 6).double() + torch.randn(200, 6).double()

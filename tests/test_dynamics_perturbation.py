@@ -209,16 +209,18 @@ def test_recurrence_counts_outcomes_of_each_phase():
     model = tiny_raptor((4, 2))
     model.blocks[0], model.blocks[1] = (
         KnownBlock(contraction(0.5)),
-        KnownBlock(lambda x, step: x * (step - 5).clamp_min(1)),
+        KnownBlock(lambda x, step: x * (1.2 if step > 6 else 1.0)),
     )
     recurrence = Recurrence(model, {"cls": slice(0, 1), "patch": slice(1, None)}, 48)
     for size in (2, 3):
         recurrence.update(trajectory(model, torch.randn(size, 3, 28, 28)))
     outcomes = {(o["phase"], o["depth_step"], o["token"]): o["outcomes"] for o in recurrence.compute()}
     assert outcomes[0, "held", "cls"] == outcomes[0, "moved", "patch"] == {"fixed point": 5}
-    # Held at 6 the factor is 1; moved, it is 2, 3, 4, ...
     assert outcomes[1, "held", "patch"] == {"fixed point": 5} and outcomes[1, "moved", "patch"] == {"divergence": 5}
     assert len(recurrence.compute()[0]["step_size"]) == 48
+    # Only lengths grow there.
+    directions = {(o["phase"], o["depth_step"], o["token"]): o["directions"] for o in recurrence.compute()}
+    assert directions[1, "moved", "patch"] == {"fixed point": 5}
 
 
 def test_refuses_to_iterate_what_has_no_phases():

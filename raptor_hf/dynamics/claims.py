@@ -182,6 +182,8 @@ def weak_contraction(result: dict) -> Claim:
     most, least, said = THRESHOLDS["largest_modulus"], THRESHOLDS["median_modulus"], []
     for name, token in result["tokens"].items():
         depth = token["dmd"]["depth"]
+        if not depth["moduli"]:
+            continue
         largest, median = depth["moduli"][0], float(np.median(depth["moduli"]))
         modes = len(depth["moduli"])
         claim.parts += [
@@ -282,7 +284,7 @@ CHECKS: tuple[Callable[[dict], Claim], ...] = (
 
 
 def _list(parts: list[str]) -> str:
-    return parts[0] if len(parts) == 1 else "; ".join(parts[:-1]) + " and " + parts[-1]
+    return "; ".join(parts)
 
 
 def _goes(before: float, after: float) -> str:

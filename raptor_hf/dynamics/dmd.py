@@ -29,10 +29,10 @@ def dmd(x: torch.Tensor, y: torch.Tensor, num_modes: int) -> LinearMap:
 
     Args:
         x, y: states before and after, (n, D): a row for each token.
-        num_modes: modes kept, r; fewer where x has a lower rank.
+        num_modes: modes kept, r; fewer where x has a lower rank, and none where it is 0.
 
     Raises:
-        ValueError: if there is no mode: `num_modes` below 1, or x is 0.
+        ValueError: if `num_modes` is below 1.
     """
     x, y = precise(x), precise(y)
     return dmd_of_products(x.T @ x, y.T @ x, y.T @ y, num_modes)
@@ -46,7 +46,7 @@ def dmd_of_products(xx: torch.Tensor, yx: torch.Tensor, yy: torch.Tensor, num_mo
     # Beyond float64's digits of the largest there is no mode but rounding.
     rank = min(num_modes, int((energies > 1e-12 * energies[-1]).sum()))
     if rank == 0:
-        raise ValueError("The states before are all 0: there is no mode to decompose.")
+        return LinearMap(torch.zeros(0, dtype=torch.complex128), 0.0, 0.0)
     energies, modes = energies.flip(0), modes.flip(1)[:, :rank]
     cross = modes.T @ precise(yx).cpu() @ modes
     reduced = cross / energies[:rank]
@@ -72,13 +72,15 @@ def dmd_of_depth(
             moduli tell of directions and not of a residual stream that grows.
 
     Raises:
-        ValueError: if there is no such span of layers, or no mode.
+        ValueError: if there is no such span of layers, or `num_modes` is below 1.
     """
     if not 0 <= start < end < len(moments.states):
         raise ValueError(f"Layers {start + 1}..{end} are not among the {len(moments.states) - 1} layers.")
     states, pairs = moments.states[start : end + 1], moments.pairs[start:end]
     if remove_growth:
-        length = states.diagonal(dim1=1, dim2=2).sum(-1).sqrt().clamp_min(torch.finfo(states.dtype).tiny)
+        length = states.diagonal(dim1=1, dim2=2).sum(-1).sqrt()
+        # Register tokens may start as 0, which nothing divides.
+        length = length.where(length > 0, 1.0)
         states = states / length.square().view(-1, 1, 1)
         pairs = pairs / (length[1:] * length[:-1]).view(-1, 1, 1)
     return dmd_of_products(states[:-1].sum(0), pairs.sum(0), states[1:].sum(0), num_modes)

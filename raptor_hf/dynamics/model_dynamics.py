@@ -31,7 +31,7 @@ class ModelDynamics:
         model: PreTrainedModel,
         epsilons: Sequence[float] = (0.01, 0.03, 0.1),
         starts: Sequence[int] | None = None,
-        num_perturbed: int = 64,
+        num_perturbed: int = 32,
         num_iterations: int | None = None,
         num_iterated: int = 8,
         seed: int = 0,

@@ -3,6 +3,7 @@
 from collections import Counter
 
 import torch
+from torch.nn.functional import normalize
 
 from ..modeling_raptor import RaptorPreTrainedModel
 from .moments import precise
@@ -119,13 +120,15 @@ class Recurrence:
                     key = (phase, depth_step, name)
                     tokens = orbit[:, :, where]
                     self._sums[key] = self._sums.get(key, 0) + step_sizes(tokens).sum(0)
-                    kinds = [_words(kind, period) for kind, period in classify_orbit(tokens)]
-                    self._counts.setdefault(key, Counter()).update(kinds)
+                    for what, x in (("outcomes", tokens), ("directions", normalize(precise(tokens), dim=-1))):
+                        kinds = [_words(kind, period) for kind, period in classify_orbit(x)]
+                        self._counts.setdefault((*key, what), Counter()).update(kinds)
 
     def compute(self) -> list[dict]:
         """
-        For each phase, depth step and token type: `step_size` (mean over images of |x_n - x_(n-1)| / |x_n|, n from 1)
-        and `outcomes`, how many images' orbits ended how.
+        For each phase, depth step and token type: `step_size` (mean over images of |x_n - x_(n-1)| / |x_n|, n from 1),
+        `outcomes`, how many images' orbits ended how, and `directions`, the same of their tokens' directions, which may
+        come to rest while lengths grow.
 
         Raises:
             ValueError: if no images were added.
@@ -138,7 +141,10 @@ class Recurrence:
                 "depth_step": depth_step,
                 "token": name,
                 "step_size": (self._sums[phase, depth_step, name] / self.num_images).tolist(),
-                "outcomes": dict(self._counts[phase, depth_step, name].most_common()),
+                **{
+                    what: dict(self._counts[phase, depth_step, name, what].most_common())
+                    for what in ("outcomes", "directions")
+                },
             }
             for phase, depth_step, name in self._sums
         ]

@@ -1,0 +1,215 @@
+"""Depth as a dynamical system: every measure of a teacher, of a Raptor, or of both side by side, and what they say."""
+
+import json
+import re
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+from tqdm.auto import tqdm
+
+from raptor_hf.cost import flops, parameters
+from raptor_hf.dynamics import ModelDynamics
+from raptor_hf.dynamics.report import claims_table, draw_figures, write_report
+from raptor_hf.fidelity import LayerFidelity, epsilon_brh
+from raptor_hf.files import write_json
+from raptor_hf.images import CenterCrop, PixelValues, crop_size, load_image_dataset, load_image_processor
+from raptor_hf.parser import ConfigArgumentParser
+from raptor_hf.phases import check_partition, find_phases
+from raptor_hf.probes.features import check_image_size
+from raptor_hf.vision_models import load_vision_model, token_slices
+
+
+@dataclass
+class Arguments:
+    model: list[str] = field(metadata={"help": "Raptor, teacher or other vision model, or several: names or folders."})
+    dataset: str = field(metadata={"help": "Images: Hub name, folder, parquet file, or 'digits'."})
+    teacher: str | None = field(default=None, metadata={"help": "Measured beside them: Hub name or folder."})
+    split: str = field(default="validation", metadata={"help": "Split of the data set; validation+train takes two."})
+    image_column: str | None = field(default=None, metadata={"help": "Column of the images; found if there is one."})
+    label_column: str | None = field(default=None, metadata={"help": "Column of classes, for angular basins."})
+    image_size: int | None = field(default=None, metadata={"help": "Pixels. Default: the image processors'."})
+    max_samples: int = field(default=512, metadata={"help": "Images to use, drawn at random."})
+    batch_size: int = field(default=32, metadata={"help": "Images a batch."})
+    dataloader_num_workers: int = field(default=0, metadata={"help": "Processes that decode images."})
+    phase_sizes: list[int] | None = field(
+        default=None,
+        metadata={"help": "Phases of models that aren't Raptors. Default: a Raptor's beside them, or found."},
+    )
+    num_phases: int = field(default=3, metadata={"help": "Phases to find where none are given."})
+    num_modes: int = field(default=10, metadata={"help": "Leading modes of the dynamic mode decompositions."})
+    epsilons: list[float] = field(
+        default_factory=lambda: [0.01, 0.03, 0.1],
+        metadata={"help": "Sizes of the pushes, relative to a token's length."},
+    )
+    start_layers: list[int] | None = field(
+        default=None, metadata={"help": "Layers after which states are pushed, from 0. Default: four, evenly spread."}
+    )
+    perturbed_samples: int = field(default=32, metadata={"help": "Images whose states are pushed; 0 for none."})
+    iterations: int | None = field(
+        default=None,
+        metadata={"help": "Applications of each block of a Raptor. Default: 4 times the longest phase, or 48."},
+    )
+    token_layout: list[str] | None = field(
+        default=None, metadata={"help": "Token types in order, of a family that is not known: cls register=4 patch."}
+    )
+    trust_remote_code: bool = field(
+        default=False, metadata={"help": "Whether code that comes with models may be run."}
+    )
+    seed: int = field(default=42, metadata={"help": "Seed of the choice of images and of the pushes."})
+    report: bool = field(
+        default=False, metadata={"help": "Whether to write report.html, a page that needs no other file."}
+    )
+    output_dir: str = field(default="outputs/dynamics", metadata={"help": "Where the results go."})
+
+    def __post_init__(self):
+        for name, least in {"max_samples": 1, "batch_size": 1, "num_modes": 1, "perturbed_samples": 0}.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}.")
+        if self.iterations is not None and self.iterations < 1:
+            raise ValueError(f"iterations must be at least 1, got {self.iterations}.")
+        if not self.epsilons or min(self.epsilons) <= 0:
+            raise ValueError(f"epsilons must be positive, got {self.epsilons}.")
+
+
+class Subject:
+    """A model, what is measured of it, and how its images are made."""
+
+    def __init__(self, args: Arguments, path: str):
+        self.path = path
+        self.processor = load_image_processor(path, args.image_size)
+        self.model = load_vision_model(path, trust_remote_code=args.trust_remote_code, token_layout=args.token_layout)
+        self.config = self.model.config
+        check_image_size(self.config, crop_size(self.processor))
+        self.pixels = json.dumps(self.processor.to_dict(), sort_keys=True, default=str)
+        sizes = ("num_hidden_layers", "hidden_size", "patch_size")
+        self.shape = self.pixels, str(token_slices(self.config)), *(getattr(self.config, name) for name in sizes)
+        self.dynamics = ModelDynamics(
+            self.model.to("cuda" if torch.cuda.is_available() else "cpu"),
+            epsilons=args.epsilons,
+            starts=args.start_layers,
+            num_perturbed=args.perturbed_samples,
+            num_iterations=args.iterations,
+            seed=args.seed,
+        )
+        self.phase_sizes, self.phases_from = args.phase_sizes, "as given"
+        if self.config.model_type == "raptor":
+            runs = groupby(block for block, _ in self.config.schedule())
+            self.phase_sizes, self.phases_from = [len(list(run)) for _, run in runs], "its own"
+        elif self.phase_sizes is None:
+            check_partition(self.config.num_hidden_layers, args.num_phases, 1)
+        elif sum(self.phase_sizes) != self.config.num_hidden_layers or min(self.phase_sizes) < 1:
+            raise ValueError(
+                f"phase_sizes {self.phase_sizes} must be positive and sum to the "
+                f"{self.config.num_hidden_layers} layers of {path}."
+            )
+
+    def find_phases(self, args: Arguments, others: list["Subject"]):
+        """Where they aren't known: those of a Raptor of the same depth, or those of the layer similarity."""
+        depth = self.config.num_hidden_layers
+        raptors = [s for s in others if s.config.model_type == "raptor" and s.config.num_hidden_layers == depth]
+        if self.phase_sizes is None and raptors:
+            self.phase_sizes, self.phases_from = raptors[0].phase_sizes, "those of the Raptor"
+        elif self.phase_sizes is None:
+            min_size = 2 if 2 * args.num_phases <= depth else 1
+            self.phase_sizes = find_phases(self.dynamics.dynamics.similarity, args.num_phases, min_size)
+            self.phases_from = "found on its layer similarity"
+
+    def results(self, args: Arguments, name: str) -> dict:
+        image_size = crop_size(self.processor)
+        return {
+            "name": name,
+            "slug": re.sub(r"\W+", "_", name),
+            "family": self.config.model_type,
+            "image_size": image_size,
+            "parameters": parameters(self.model),
+            "gflops_per_image": flops(self.model, image_size) / 1e9,
+            "phases_from": self.phases_from,
+        } | self.dynamics.compute(self.phase_sizes, args.num_modes)
+
+
+def main(argv: list[str] | None = None):
+    parser = ConfigArgumentParser(Arguments, description=__doc__)
+    (args,) = parser.parse(argv)
+    try:
+        dataset = load_image_dataset(args.dataset, args.split, image_column=args.image_column)
+        order = np.random.default_rng(args.seed).permutation(len(dataset))
+        dataset = dataset.select(order[: args.max_samples])
+        labels = read_labels(dataset, args.label_column)
+        paths = ([args.teacher] if args.teacher else []) + args.model
+        subjects = [Subject(args, path) for path in paths]
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    fidelity = None
+    if len(subjects) == 2 and subjects[0].shape == subjects[1].shape:
+        fidelity = LayerFidelity(token_slices(subjects[0].config) | {"all": slice(None)})
+    try:
+        measure(args, subjects, dataset, labels, fidelity)
+    except ValueError as error:
+        parser.error(str(error))
+    for subject in subjects:
+        subject.find_phases(args, subjects)
+    names = short_names(paths)
+    models = [subject.results(args, name) for subject, name in zip(subjects, names)]
+    results = {"arguments": asdict(args), "models": models, "comparison": compare(fidelity, names)}
+    output_dir = Path(args.output_dir)
+    write_json(output_dir / "dynamics.json", results)
+    figures = draw_figures(models, output_dir)
+    if args.report:
+        write_report(output_dir / "report.html", results, figures)
+    print(claims_table(models))
+    for model in models:
+        print(f"\n{model['name']}")
+        for claim in model["claims"]:
+            print(f"- {claim['name']}: {claim['verdict']}. {claim['measured']}")
+    print(f"\nSaved to {output_dir}")
+
+
+def measure(args: Arguments, subjects: list[Subject], dataset, labels: torch.Tensor | None, fidelity):
+    """Brings all images through all models, batch by batch."""
+    loaders = {}
+    for subject in subjects:
+        # Once for all models that take the same pixels.
+        if subject.pixels not in loaders:
+            images = PixelValues(dataset, CenterCrop(subject.processor))
+            loaders[subject.pixels] = DataLoader(images, args.batch_size, num_workers=args.dataloader_num_workers)
+    parts = [None] * len(dataset) if labels is None else labels.split(args.batch_size)
+    total = -(-len(dataset) // args.batch_size)
+    for batches, part in tqdm(zip(zip(*loaders.values()), parts), desc="Dynamics", total=total):
+        pixel_values = {key: batch["pixel_values"] for key, batch in zip(loaders, batches)}
+        states = [subject.dynamics.update(pixel_values[subject.pixels], part) for subject in subjects]
+        if fidelity is not None:
+            fidelity.update(states[1], states[0])
+
+
+def read_labels(dataset, column: str | None) -> torch.Tensor | None:
+    """Classes as numbers from 0, (images,)."""
+    if column is None:
+        return None
+    if column not in dataset.column_names:
+        names = ", ".join(dataset.column_names)
+        raise ValueError(f"The data set has no column {column}: --label_column must be one of {names}.")
+    return torch.from_numpy(np.unique(np.asarray(dataset[column]), return_inverse=True)[1])
+
+
+def short_names(paths: list[str]) -> list[str]:
+    """The last part of each path, with a number where two are the same."""
+    names = [Path(path).name or path for path in paths]
+    counts = Counter(names)
+    return [f"{name} ({i})" if counts[name] > 1 else name for i, name in enumerate(names, start=1)]
+
+
+def compare(fidelity: LayerFidelity | None, names: list[str]) -> dict | None:
+    """How far the second of two models strays from the first, for each token type and for all tokens alike."""
+    if fidelity is None:
+        return None
+    epsilon = {name: epsilon_brh(curves["relative_error"]) for name, curves in fidelity.compute().items()}
+    return {"target": names[0], "model": names[-1], "epsilon": epsilon}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+import html
+import json
+import re
+import runpy
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+from tiny import picture, tiny_teacher
+
+from raptor_hf import RaptorModel
+from raptor_hf.images import load_image_processor
+
+main = runpy.run_path(str(Path(__file__).parents[1] / "eval" / "dynamics.py"))["main"]
+NASTY = "<script>alert(1)</script>&"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A teacher, its undistilled Raptor, and nine pictures of three classes in a folder that names itself badly."""
+    folder = tmp_path_factory.mktemp("dynamics")
+    teacher = tiny_teacher(registers=2)
+    raptor = RaptorModel.from_teacher(teacher, [3, 3])
+    for name, model in (("teacher", teacher), (NASTY.replace("/", "-"), raptor)):
+        model.save_pretrained(folder / name)
+        load_image_processor("no model here", 28).save_pretrained(folder / name)
+    features = datasets.Features({"image": datasets.Image(), "kind": datasets.Value("string")})
+    rows = {"image": [picture(seed) for seed in range(9)], "kind": [f"class {i % 3}" for i in range(9)]}
+    datasets.Dataset.from_dict(rows, features=features).to_parquet(folder / "images&<b>.parquet")
+    return folder
+
+
+@pytest.fixture
+def no_figures(monkeypatch):
+    """Drawing is slow, and one test looks at figures."""
+    monkeypatch.setitem(main.__globals__, "draw_figures", lambda *args: {})
+
+
+def run(folder, out, *flags):
+    data = ["--dataset", str(folder / "images&<b>.parquet"), "--split", "train", "--batch_size", "4"]
+    main([*data, "--output_dir", str(folder / out), *flags])
+    return json.loads((folder / out / "dynamics.json").read_text())
+
+
+def test_teacher_and_raptor_side_by_side(folder, capsys):
+    raptor = folder / NASTY.replace("/", "-")
+    flags = ["--teacher", str(folder / "teacher"), "--model", str(raptor), "--label_column", "kind", "--report"]
+    results = run(folder, "both", *flags, "--perturbed_samples", "3", "--epsilons", "0.1", "--iterations", "12")
+    teacher, model = results["models"]
+    assert (teacher["family"], model["family"]) == ("dinov2_with_registers", "raptor")
+    assert teacher["phase_sizes"] == model["phase_sizes"] == [3, 3]
+    for result in (teacher, model):
+        assert result["images"] == 9 and set(result["tokens"]) == {"cls", "register", "patch"}
+        assert set(result["self_correction"]) == {"cls", "register", "patch"}
+        assert result["tokens"]["cls"]["basins"]["classes"] == 3
+        assert len(result["claims"]) == 8
+    assert "recurrence" in model and "recurrence" not in teacher
+    assert sum(model["recurrence"][0]["outcomes"].values()) == 8
+    assert model["parameters"] < teacher["parameters"]
+    assert min(results["comparison"]["epsilon"].values()) > 0
+    for result in (teacher, model):
+        for name in ("similarity", "convergence", "spectra", "self_correction", "basins"):
+            for ending in ("png", "svg"):
+                assert (folder / "both" / f"{result['slug']}_{name}.{ending}").stat().st_size > 1000
+    printed = capsys.readouterr().out
+    for claim in model["claims"]:
+        assert f"- {claim['name']}: {claim['verdict']}. {claim['measured']}" in printed
+
+    page = (folder / "both" / "report.html").read_text()
+    assert NASTY.replace("/", "-") not in page and html.escape(NASTY.replace("/", "-"), quote=True) in page
+    assert "<b>" not in page and "images&amp;&lt;b&gt;.parquet" in page
+    # Nothing is fetched and nothing is run.
+    assert not re.search(r"<script|<link|<iframe|(src|href)=\"(?!data:image/svg|#)|url\(|@import|https?:", page)
+    assert page.count("<img ") == 9 * 2 + 1
+    for claim in (*teacher["claims"], *model["claims"]):
+        assert html.escape(claim["measured"]) in page.replace("&#39;", "&#x27;")
+
+
+def test_a_raptor_that_is_its_teacher_has_its_dynamics(folder, tmp_path, no_figures):
+    teacher = tiny_teacher(registers=2)
+    RaptorModel.from_teacher(teacher, [1] * 6).save_pretrained(tmp_path / "same")
+    load_image_processor("no model here", 28).save_pretrained(tmp_path / "same")
+    flags = ["--teacher", str(folder / "teacher"), "--model", str(tmp_path / "same"), "--perturbed_samples", "0"]
+    results = run(folder, "same", *flags)
+    first, second = (result["tokens"]["patch"] for result in results["models"])
+    for key in ("convergence", "angular_speed", "coherence"):
+        np.testing.assert_allclose(first[key]["mean"], second[key]["mean"], atol=1e-5)
+    assert max(results["comparison"]["epsilon"].values()) < 1e-5
+    assert "self_correction" not in results["models"][0]
+
+
+def test_phases_are_found_or_given(folder, no_figures):
+    flags = ["--model", str(folder / "teacher"), "--perturbed_samples", "0", "--max_samples", "3"]
+    (found,) = run(folder, "found", *flags, "--num_phases", "2")["models"]
+    assert len(found["phase_sizes"]) == 2 and found["phases_from"] == "found on its layer similarity"
+    (given,) = run(folder, "given", *flags, "--phase_sizes", "1", "5")["models"]
+    assert given["phase_sizes"] == [1, 5] and given["images"] == 3
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--phase_sizes", "4", "4"], "sum to the 6 layers"),
+        (["--start_layers", "6"], "below the model's 6 layers"),
+        (["--epsilons", "0"], "epsilons must be positive"),
+        (["--label_column", "colour"], "no column colour"),
+        (["--image_size", "30"], "30"),
+        (["--num_phases", "7"], "7 phases"),
+        (["--max_samples", "0"], "max_samples must be at least 1"),
+        (["--teacher", "no/such/folder/at/all"], "can't be loaded"),
+    ],
+)
+def test_refuses_in_one_line(folder, capsys, flags, message):
+    with pytest.raises(SystemExit) as exit_info:
+        run(folder, "refused", "--model", str(folder / "teacher"), *flags)
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert exit_info.value.code == 2 and message in error and error.count("error:") == 1
+    assert not (folder / "refused").exists()
