@@ -1,6 +1,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+# A process for each core, with a thread each: the models of the tests are too small for more.
+PARALLEL := --numprocesses logical --dist worksteal
 
 .PHONY: quickstart test test-minimum faults soak hf-tests lint
 
@@ -9,11 +11,11 @@ quickstart: $(INSTALLED)
 	$(BIN)/python training/quickstart.py
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL)
 
 # The same with the oldest versions that setup.cfg allows, in an environment of its own.
 test-minimum: .venv-minimum/.installed
-	.venv-minimum/bin/python -m pytest
+	.venv-minimum/bin/python -m pytest $(PARALLEL)
 
 # Kills a small run at 20 random moments, each time goes on with it, and compares the end bit for bit; then SIGTERM, two
 # processes and a full disk.

@@ -5,6 +5,9 @@ from pathlib import Path
 
 # Before anything imports huggingface_hub, which reads it once.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Before torch is imported; scripts that tests start have it too.
+    os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
 import torch
