@@ -245,6 +245,26 @@ def test_streaming_equals_the_pure_functions_on_all_images_at_once(dtype, monkey
     assert result["tokens"]["patch"]["coherence"]["mean"] == pytest.approx(coherence)
 
 
+def held(measured) -> int:
+    """Numbers in all tensors of an object."""
+    if isinstance(measured, torch.Tensor):
+        return measured.numel()
+    if hasattr(measured, "__dict__"):
+        measured = vars(measured)
+    parts = measured.values() if isinstance(measured, dict) else measured if isinstance(measured, list) else ()
+    return sum(held(part) for part in parts)
+
+
+def test_what_is_held_does_not_grow_with_the_images():
+    dynamics = TrajectoryDynamics({"cls": slice(0, 1), "patch": slice(1, None)})
+    sizes = []
+    for _ in range(8):
+        dynamics.update(torch.randn(8, 4, 5, 6), torch.arange(8) % 3)
+        sizes.append(held(dynamics))
+    # Three batches hold the 24 images that are kept to be drawn.
+    assert sizes[0] > 4 * 3 * 6 * 6 and sizes[2] == sizes[-1]
+
+
 def test_ranks_by_way_of_the_gram_matrix():
     matrix = torch.randn(50, 8).double()
     torch.testing.assert_close(gram_singular_values(matrix.T @ matrix), torch.linalg.svdvals(matrix))

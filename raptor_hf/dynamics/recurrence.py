@@ -127,8 +127,8 @@ class Recurrence:
     def compute(self) -> list[dict]:
         """
         For each phase, depth step and token type: `step_size` (mean over images of |x_n - x_(n-1)| / |x_n|, n from 1),
-        `outcomes`, how many images' orbits ended how, and `directions`, the same of their tokens' directions, which may
-        come to rest while lengths grow.
+        `outcomes`, how many images' orbits ended how, and `directions`, the same of their tokens' directions, which
+        may come to rest while lengths grow.
 
         Raises:
             ValueError: if no images were added.
