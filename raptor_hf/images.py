@@ -116,7 +116,26 @@ def _with_image_column(dataset, column: str | None):
         if "image" in features:
             dataset = dataset.remove_columns("image")
         dataset = dataset.rename_column(column, "image")
+    if isinstance(dataset, datasets.Dataset) and isinstance(dataset.features["image"], datasets.Array3D):
+        dataset = _with_encoded_arrays(dataset)
     return dataset.cast_column("image", datasets.Image())
+
+
+def _with_encoded_arrays(dataset: datasets.Dataset) -> datasets.Dataset:
+    """A data set whose `image` holds numbers, channels first or last, from 0 to 1 or to 255, with images in place."""
+
+    def encode(row):
+        pixels = row["image"]
+        pixels = pixels.transpose(1, 2, 0) if pixels.shape[0] in (1, 3) else pixels
+        if np.issubdtype(pixels.dtype, np.floating):
+            pixels = pixels * 255 if pixels.max() <= 1 else pixels
+            pixels = pixels.round().clip(0, 255)
+        return {"image": Image.fromarray(pixels.astype(np.uint8).squeeze())}
+
+    features = datasets.Features({"image": datasets.Image()})
+    images = dataset.select_columns("image").with_format("numpy").map(encode, features=features).with_format(None)
+    rest = dataset.remove_columns("image")
+    return datasets.concatenate_datasets([rest, images], axis=1) if rest.column_names else images
 
 
 def _holds_images(feature) -> bool:
