@@ -22,6 +22,7 @@ from raptor_hf.distillation import DataArguments, DistillationArguments, ModelAr
 from raptor_hf.distillation.run import _load_images as load_images
 from raptor_hf.images import load_image_processor
 from raptor_hf.parser import ConfigArgumentParser
+from raptor_hf.teacher_training import TeacherArguments
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "training" / "distill.py"
@@ -222,9 +223,12 @@ def test_config_file_with_flags_over_it(material, tmp_path, distill):
 
 @pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "training" / "configs").glob("*.yaml")))
 def test_every_recipe_in_the_tree_is_accepted(name):
-    parser = ConfigArgumentParser((ModelArguments, DataArguments, DistillationArguments))
-    model_args, _, args = parser.parse(["--config", str(ROOT / "training" / "configs" / name), "--use_cpu", "true"])
-    assert model_args.teacher and args.output_dir.startswith("outputs/")
+    of_teacher = name.startswith("teacher_")
+    kinds = (TeacherArguments,) if of_teacher else (ModelArguments, DataArguments, DistillationArguments)
+    parsed = ConfigArgumentParser(kinds).parse(
+        ["--config", str(ROOT / "training/configs" / name), "--use_cpu", "true"]
+    )
+    assert parsed[-1].output_dir.startswith("outputs/")
 
 
 @pytest.mark.parametrize(
