@@ -19,7 +19,6 @@ def main(argv: list[str] | None = None):
         page, markdown = write_report(args.run_dir, args.output_dir)
     except ValueError as error:
         parser.error(str(error))
-    print(markdown.read_text(), end="")
     print(f"Saved to {page} and {markdown}")
 
 

@@ -60,7 +60,7 @@ def test_the_markdown_table_has_a_row_for_each_question_and_says_what_was_not_ru
     assert sum("not run" in line for line in lines) == len(QUESTIONS) - 2
     assert "<script>" not in markdown.read_text()
     (scaling,) = (line for line in lines if "scaling.json" in line)
-    assert "k = 2: 90.00%" in scaling and "96.1 % of the teacher" in scaling
+    assert "k = 2: 90.00%" in scaling and "<br>teacher: 95.00%" in scaling and "96.1 % of the teacher" in scaling
 
 
 def test_a_file_that_is_broken_or_of_another_version_is_said_to_be(run_dir):
@@ -78,10 +78,10 @@ def test_scalars_are_found_wherever_they_are():
     assert dict(flatten({"x": float("nan")})) == {"x": "nan"}
 
 
-def test_the_script_prints_the_table_and_refuses_a_folder_without_results(run_dir, tmp_path_factory, capsys):
+def test_the_script_writes_both_and_refuses_a_folder_without_results(run_dir, tmp_path_factory, capsys):
     main = runpy.run_path(str(SCRIPT))["main"]
     main(["--run_dir", str(run_dir)])
-    assert "Accuracy against parameters" in capsys.readouterr().out
+    assert "report.html" in capsys.readouterr().out and (run_dir / "report.md").is_file()
     for folder, message in ((tmp_path_factory.mktemp("empty"), "holds no results"), (run_dir / "no", "no folder")):
         with pytest.raises(SystemExit) as refused:
             main(["--run_dir", str(folder)])

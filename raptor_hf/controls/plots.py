@@ -20,7 +20,12 @@ def _metrics(members) -> list[str]:
 def plot_partitions(results: dict) -> Figure:
     """Each Raptor a dot, by kind of partition, with the means and the best partitions' level."""
     members = results["members"].values()
-    names = {"mean": "best by\nmean", "cut": "best by\ncut", "random": "random\ncontiguous", "shuffled": "shuffled"}
+    names = {
+        "mean": "best by\nmean",
+        "cut": "best by\ncut",
+        "random": "random\ncontiguous",
+        "shuffled": "shuffled\nlayers",
+    }
     groups = [group for group in names if any(member["group"] == group for member in members)]
     if len({found["trained_as"] for found in results["best"].values()}) == 1:
         names["mean"] = "best by\nmean and cut"

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import jinja2
 
-from ..summary import table
-
 TEMPLATE_PATH = Path(__file__).with_name("report.html")
 # Folders of a series' members and of checkpoints: the series' own JSON tells what they gave.
 INNER_FOLDERS = ("runs", "teachers", "checkpoint-")
@@ -271,14 +269,14 @@ HEADLINES: dict[str, Callable[[dict], list[tuple[str, str]]]] = {
 
 def markdown_table(answers: list[Answer], not_run: list[Question]) -> str:
     """The headlines as one Markdown table, what was not run said as such."""
-    rows = []
+    rows = [["question", "file", "measured", "published (arXiv 2512.19941)"], ["---"] * 4]
     for answer in answers:
-        measured = "; ".join(f"{name}: {value}" for name, value in answer.headlines)
-        measured = " ".join(filter(None, [measured, answer.problem]))
-        rows.append([answer.question.title, answer.source, measured, answer.question.published or ""])
-    rows += [[question.title, "", "not run", question.published or ""] for question in not_run]
-    header = ["question", "file", "measured", "published (arXiv 2512.19941)"]
-    return table(header, [[_cell(text) for text in row] for row in rows])
+        measured = [f"{name}: {value}" for name, value in answer.headlines] + [answer.problem or ""]
+        cells = [answer.question.title, answer.source, *filter(None, measured)]
+        title, source, *measured = map(_cell, cells)
+        rows.append([title, source, "<br>".join(measured), _cell(answer.question.published or "")])
+    rows += [[_cell(question.title), "", "not run", _cell(question.published or "")] for question in not_run]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def _cell(text: str) -> str:
