@@ -99,7 +99,7 @@ def plot_fidelity(fidelity: dict[str, dict], phase_sizes: Sequence[int], metric:
             lowest = min(min(c[metric]) for tokens in fidelity.values() for c in tokens.values())
             panels[0].set_ylim(max(lowest - 0.05, -1.05), 1.03)
         panels[0].set_ylabel(labels[metric])
-        panels[-1].legend(frameon=False, loc="lower left")
+        panels[-1].legend(frameon=False, loc="best")
     return figure
 
 
