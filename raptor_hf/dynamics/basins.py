@@ -48,9 +48,11 @@ class AngularBasins:
             members = directions[(classes == label).to(directions.device)]
             self._sums[label] = self._sums.get(label, 0) + members.sum(0)
             self._counts[label] = self._counts.get(label, 0) + len(members)
-        missing = max(0, self.num_kept - len(self._labels))
-        self._kept.append(directions[:missing].cpu())
-        self._labels += classes[:missing].tolist()
+        missing = self.num_kept - len(self._labels)
+        if missing > 0:
+            # A copy: a view would hold the whole batch.
+            self._kept.append(directions[:missing].cpu().clone())
+            self._labels += classes[:missing].tolist()
 
     def compute(self) -> dict:
         """
