@@ -17,7 +17,7 @@ from raptor_hf.parser import ConfigArgumentParser
 from raptor_hf.phases import find_phases
 
 fuzz = settings(
-    max_examples=40,
+    max_examples=25,
     deadline=None,
     database=None,
     derandomize=True,

@@ -158,10 +158,10 @@ class RaptorTrainer(Trainer):
                 if main:
                     shutil.rmtree(folder, ignore_errors=True)
         except (OSError, RuntimeError, SafetensorError) as error:
-            reason = str(error).strip().splitlines()[0]
+            reason, free = str(error).strip().splitlines()[0], shutil.disk_usage(output_dir).free / 2**20
             raise RunStopped(
-                f"{folder.name} can't be saved ({reason}): make room, then start the same command again; it goes on "
-                "from the checkpoint before."
+                f"{folder.name} can't be saved, with {free:,.1f} MiB free on its disk ({reason}): make room, then "
+                "start the same command again; it goes on from the checkpoint before."
             ) from error
         finally:
             self._saving_to = None
