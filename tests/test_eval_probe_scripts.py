@@ -163,3 +163,23 @@ def test_refuses_what_does_not_fit(flags, tmp_path, capsys):
     assert "must be class indices" in refusal(knn, [*flags, *floats], capsys)
     assert "k must be from 1 to 30" in refusal(knn, [*flags, "--k", "31"], capsys)
     assert "folds goes with" in refusal(linear_probe, [*flags, "--protocol", "paper", "--folds", "2"], capsys)
+
+
+@pytest.mark.parametrize("name", ["knn", "linear_probe", "fidelity", "phase_iterations"])
+def test_help_names_the_flags_that_all_scripts_share(name, capsys):
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(EVAL / f"{name}.py"))["main"](["--help"])
+    text = capsys.readouterr().out
+    assert end.value.code == 0
+    for flag in [
+        "model",
+        "dataset",
+        "train_split",
+        "test_split",
+        "test_dataset",
+        "max_samples",
+        "image_size",
+        "batch_size",
+        "seed",
+    ]:
+        assert f"--{flag}" in text

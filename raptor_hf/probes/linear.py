@@ -62,7 +62,7 @@ class LinearProbeArguments(ClassificationArguments):
     head: str | None = field(
         default=None, metadata={"help": "paper: start from this classifier's linear head. Hub name or folder."}
     )
-    learning_rate: float = field(default=1e-4, metadata={"help": "paper: peak learning rate; it falls to 1 % of it."})
+    learning_rate: float = field(default=1e-4, metadata={"help": "paper: peak learning rate."})
     weight_decay: float = field(default=1e-2, metadata={"help": "paper: AdamW's weight decay."})
     num_train_epochs: float = field(default=15.0, metadata={"help": "paper: epochs."})
     train_batch_size: int = field(default=512, metadata={"help": "paper: images a step on each device."})
