@@ -156,8 +156,11 @@ def plot_stochastic_depth(results: dict) -> Figure:
         for member, shade in zip(first_seed, shades):
             steps = [entry["step"] for entry in member["during_training"]]
             gap = [entry["phase_objective"] - entry["random_objective"] for entry in member["during_training"]]
-            emergence.plot(steps, gap, marker="o", ms=3, color=shade, label=f"rate {member['rate']:g}")
+            emergence.plot(steps, gap, marker="o", ms=3, color=shade)
+            if steps:
+                place = {"xytext": (5, 0), "textcoords": "offset points", "va": "center"}
+                emergence.annotate(f"rate {member['rate']:g}", (steps[-1], gap[-1]), color=shade, **place)
         emergence.set(xlabel="step of the teacher's training", ylabel="phases above random ones")
-        emergence.legend(frameon=False)
+        emergence.margins(x=0.28)
         emergence.set_visible(any(member["during_training"] for member in first_seed))
     return figure
