@@ -161,6 +161,15 @@ def load_image_processor(name_or_path: str, image_size: int | None = None) -> Ba
             image_mean=[0.485, 0.456, 0.406],
             image_std=[0.229, 0.224, 0.225],
         )
+    if getattr(processor, "max_num_patches", None):
+        # SigLIP 2's makes patches of an image's own shape; models here take images and cut them themselves.
+        side = processor.patch_size * math.isqrt(processor.max_num_patches)
+        processor = BitImageProcessorPil(
+            size={"shortest_edge": side},
+            crop_size={"height": side, "width": side},
+            image_mean=processor.image_mean,
+            image_std=processor.image_std,
+        )
     if image_size is not None and crop_size(processor) != image_size:
         square = {"height": image_size, "width": image_size}
         if "height" in processor.size:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from PIL import Image
 from tiny import picture
-from transformers import BitImageProcessorPil
+from transformers import BitImageProcessorPil, Siglip2ImageProcessorPil
 
 from raptor_hf.images import (
     CenterCrop,
@@ -191,3 +191,11 @@ def test_an_epoch_leaves_out_what_does_not_fill_a_global_batch():
     sampler = EpochSampler(10, 0, lambda: 2, multiple_of=4)
     assert len(sampler) == len(list(sampler)) == 8
     assert len(set(sampler)) == 8 and set(sampler) <= set(range(20, 30))
+
+
+def test_the_processor_of_a_model_that_takes_patches_gives_images(tmp_path):
+    Siglip2ImageProcessorPil(patch_size=16, max_num_patches=256).save_pretrained(tmp_path)
+    for size in (None, 64):
+        processor = load_image_processor(str(tmp_path), size)
+        pixels = processor(picture(0), return_tensors="pt")["pixel_values"]
+        assert pixels.shape == (1, 3, size or 256, size or 256)
