@@ -68,6 +68,15 @@ def test_contrast_of_a_matrix_of_clean_phases():
     assert found["contiguous"]["n"] == 27
 
 
+def test_the_pairs_of_a_symmetric_matrix_count_once():
+    matrix = np.add.outer(np.arange(4.0), np.arange(4.0))
+    found = phase_contrast(matrix, [2, 2], num_shuffles=10)
+    assert (found["intra"]["n"], found["inter"]["n"]) == (2, 4)
+    matrix[0, 3] += 1
+    found = phase_contrast(matrix, [2, 2], num_shuffles=10)
+    assert (found["intra"]["n"], found["inter"]["n"]) == (4, 8)
+
+
 def test_what_only_distance_explains_is_no_contrast_at_equal_distance():
     distance = np.abs(np.subtract.outer(np.arange(9), np.arange(9)))
     found = phase_contrast(1.0 - distance / 9, [3, 3, 3], num_shuffles=200)

@@ -73,7 +73,7 @@ def test_layer_swap(material, tmp_path, capsys):
     run("layer_swap", [str(tmp_path) if word == "out" else word for word in paths])
     results = results_of(tmp_path, "layer_swap")
     assert results["phase_sizes"] == [2, 2] and results["images"] == 12
-    assert results["contrast"]["accuracy"]["intra"]["n"] == 4 and results["contrast"]["accuracy"]["inter"]["n"] == 8
+    assert results["contrast"]["accuracy"]["intra"]["n"] == 2 and results["contrast"]["accuracy"]["inter"]["n"] == 4
     assert results["matrices"]["final_cosine"][0][1] == results["matrices"]["final_cosine"][1][0] < 1
     assert "different phases" in capsys.readouterr().out
 

@@ -177,14 +177,17 @@ def phase_contrast(matrix: np.ndarray, phase_sizes: Sequence[int], num_shuffles:
     matrix = np.asarray(matrix)
     num_layers, k = len(matrix), len(phase_sizes)
     blocks = np.repeat(np.arange(k), phase_sizes)
-    off_diagonal = ~np.eye(num_layers, dtype=bool)
+    # Of a symmetric matrix each pair counts once.
+    pairs = ~np.eye(num_layers, dtype=bool)
+    if np.array_equal(matrix, matrix.T):
+        pairs = np.triu(pairs)
 
     def difference(assignment) -> float:
         same = assignment[:, None] == assignment[None, :]
-        return float(matrix[same & off_diagonal].mean() - matrix[~same].mean())
+        return float(matrix[same & pairs].mean() - matrix[~same & pairs].mean())
 
     same = blocks[:, None] == blocks[None, :]
-    if same.all() or not (same & off_diagonal).any():
+    if same.all() or not (same & pairs).any():
         return {"intra": None, "inter": None, "difference": None, "shuffled": None, "contiguous": None} | {
             "at_equal_distance": None
         }
@@ -195,8 +198,8 @@ def phase_contrast(matrix: np.ndarray, phase_sizes: Sequence[int], num_shuffles:
     contiguous = {tuple(random_phases(num_layers, k, min_size, s)) for s in range(1000)} - {tuple(phase_sizes)}
     contiguous = [difference(np.repeat(np.arange(k), sizes)) for sizes in sorted(contiguous) if max(sizes) > 1]
     return {
-        "intra": describe(matrix[same & off_diagonal]),
-        "inter": describe(matrix[~same]),
+        "intra": describe(matrix[same & pairs]),
+        "inter": describe(matrix[~same & pairs]),
         "difference": observed,
         "shuffled": {"p": permutation_p_value(observed, shuffled), "n": num_shuffles},
         "contiguous": {"p": permutation_p_value(observed, contiguous), "n": len(contiguous)} if contiguous else None,
