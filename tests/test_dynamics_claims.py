@@ -79,7 +79,7 @@ def test_self_correction_needs_the_band_below_one_at_every_start():
     entries = [entry(0, 0.5, 0.6), entry(3, 0.9, 0.95), entry(3, 2.0, 2.1, eps=0.1)]
     states = late_states()
     claim = verdicts(states, self_correction={"patch": entries})["self-correction"]
-    assert claim["verdict"] == "holds" and "0.50, 0.90 for patch" in claim["measured"]
+    assert claim["verdict"] == "holds" and "for patch 0.50 (from layer 0), 0.90 (from layer 3)" in claim["measured"]
     entries[1] = entry(3, 0.99, 1.01)
     assert verdicts(states, self_correction={"patch": entries})["self-correction"]["verdict"] == "holds in part"
 

@@ -137,6 +137,16 @@ def test_a_rotation_neither_corrects_nor_magnifies():
     torch.testing.assert_close(angles, torch.full_like(angles, math.atan(0.1)), rtol=1e-4, atol=0)
 
 
+def test_tokens_of_no_length_cannot_be_pushed():
+    model = tiny_teacher(registers=2)
+    slices = token_slices(model.config)
+    assert not trajectory(model, torch.zeros(1, 3, 28, 28))[:, 0, slices["register"]].any()
+    correction = SelfCorrection(slices, starts=[0, 3], epsilons=[0.1])
+    correction.update(RecordedLayers(model, torch.randn(2, 3, 28, 28)))
+    starts = {name: [entry["start"] for entry in entries] for name, entries in correction.compute([6]).items()}
+    assert starts == {"cls": [0, 3], "register": [3], "patch": [0, 3]}
+
+
 def test_deviations_do_not_depend_on_batches_but_on_the_seed():
     layers = RecordedLayers(tiny_teacher(), torch.randn(2, 3, 28, 28))
     first, again, other = (deviation(layers, 2, 0.1, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))

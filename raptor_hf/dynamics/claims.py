@@ -206,18 +206,18 @@ def self_correction(result: dict) -> Claim:
         result.get("not_run_on", "The model was not run on from pushed states."),
     )
     said = []
-    for name, entries in result.get("self_correction", {}).items():
+    measured = {name: entries for name, entries in result.get("self_correction", {}).items() if entries}
+    for name, entries in measured.items():
         eps = min(entry["eps"] for entry in entries)
         smallest = [entry for entry in entries if entry["eps"] == eps]
         for entry in smallest:
             total, high = entry["total"]["mean"], entry["total"]["high"]
             what = f"{name}: a push of {eps:g} at layer {entry['start']} is multiplied by the last layer by"
             claim.parts.append(Part(what, total, "below 1, and the 95 % band too", high is not None and high < 1))
-        totals = ", ".join(f"{entry['total']['mean']:.2f}" for entry in smallest)
-        said.append(f"{totals} for {name}")
+        totals = ", ".join(f"{entry['total']['mean']:.2f} (from layer {entry['start']})" for entry in smallest)
+        said.append(f"for {name} {totals}")
     if said:
-        starts = ", ".join(str(entry["start"]) for entry in smallest)
-        claim.measured = f"By the last layer a push of {eps:g} at layers {starts} is multiplied by {_list(said)}."
+        claim.measured = f"By the last layer a push of {eps:g} is multiplied by, {_list(said)}."
     return claim
 
 

@@ -30,7 +30,7 @@ def _legend_below(figure: Figure, axes, ncols: int):
 
 def _log_axis(axes):
     """A logarithmic y axis with plain numbers at 1, 2, 5, 10, ..."""
-    axes.set_yscale("log")
+    axes.set_yscale("log", nonpositive="mask")
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter(NullFormatter())

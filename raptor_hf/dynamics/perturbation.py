@@ -63,7 +63,7 @@ class SelfCorrection:
 
     @property
     def num_images(self) -> int:
-        return next(iter(self._ratios.values())).count
+        return max(ratios.count for ratios in self._ratios.values())
 
     def update(self, layers: RecordedLayers):
         """Adds images."""
@@ -71,13 +71,17 @@ class SelfCorrection:
             for eps in self.epsilons:
                 angles = deviation(layers, start, eps, self._generator)
                 for name, where in self.slices.items():
-                    log = angles[:, :, where].mean(2).clamp_min(torch.finfo(angles.dtype).tiny).log()
-                    self._ratios[name, start, eps].update(log[:, None, :] - log[:, :, None])
+                    mean = angles[:, :, where].mean(2)
+                    # Register tokens may start as 0, which no push turns.
+                    mean = mean[mean[:, 0] > 0]
+                    if len(mean):
+                        log = mean.clamp_min(torch.finfo(mean.dtype).tiny).log()
+                        self._ratios[name, start, eps].update(log[:, None, :] - log[:, :, None])
 
     def compute(self, phase_sizes: Sequence[int]) -> dict[str, list[dict]]:
         """
-        For each token type, one entry for each start and size, with `start`, `eps` and, as bands (`mean`, `low`,
-        `high`: geometric mean over images, 95 % confidence interval):
+        For each token type, one entry for each start and size (none where the tokens are 0, which nothing turns), with
+        `start`, `eps` and, as bands (`mean`, `low`, `high`: geometric mean over images, 95 % confidence interval):
 
         - `angle`, in radians, at each layer from `start` to L;
         - `contraction`, by what each layer start + 1..L multiplies it;
@@ -91,6 +95,8 @@ class SelfCorrection:
             raise ValueError("Self-correction needs at least one image.")
         results = {name: [] for name in self.slices}
         for (name, start, eps), ratios in self._ratios.items():
+            if ratios.count == 0:
+                continue
             results[name].append(
                 {
                     "start": start,
