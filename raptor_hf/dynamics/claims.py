@@ -8,7 +8,7 @@ import numpy as np
 from scipy.stats import spearmanr
 
 HOLDS, PARTLY, FAILS, NOT_MEASURED = "holds", "holds in part", "does not hold", "not measured"
-# The thresholds of the verdicts. The paper gives none: these are this package's reading of its words.
+# The thresholds of the verdicts: this package's reading of the paper's words, not the paper's numbers.
 THRESHOLDS = {
     "rank_correlation": 0.9,
     "late_turn": 1.5,
