@@ -64,3 +64,14 @@ def test_find_phases_in_python():
     scope = {"teacher": tiny_teacher(), "batches_of_pixel_values": [torch.randn(2, 3, 28, 28)]}
     exec(code, scope)
     assert sum(scope["sizes"]) == 6 and len(scope["sizes"]) == 3
+
+
+def test_three_lines_to_a_trajectory_and_three_to_a_figure(tmp_path, monkeypatch):
+    to_trajectory, to_figure = blocks(section("Depth as a dynamical system"), "python")
+    monkeypatch.chdir(tmp_path)
+    tiny_teacher(layers=12).save_pretrained("facebook/dinov2-small")
+    scope = {"pixel_values": torch.randn(2, 3, 28, 28)}
+    exec(to_trajectory, scope)
+    assert scope["states"].shape == (2, 13, 5, 16)
+    exec(to_figure, scope)
+    assert Path("coherence.png").stat().st_size > 1000 and Path("coherence.svg").is_file()
