@@ -74,8 +74,9 @@ def check(folder: Path, kills: int, seed: int):
     rng, moments, lost, runs, different = random.Random(seed), Counter(), 0, 0, 0
     output_dir = folder / "killed"
     command = arguments(material, output_dir)
-    done = 0
-    while done < kills or runs == 0:
+    done, killed = 0, True
+    # Also the run that the last kill ended goes on to its end.
+    while done < kills or killed:
         before, left_over = last_step(output_dir), writing(output_dir)
         if done < kills:
             killed = run_and_kill(command, output_dir, log, rng)
