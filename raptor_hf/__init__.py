@@ -15,7 +15,6 @@ for auto_class, model_class in (
     (AutoModelForImageClassification, RaptorForImageClassification),
 ):
     auto_class.register(RaptorConfig, model_class, exist_ok=True)
-    model_class.register_for_auto_class(auto_class.__name__)
 
 __all__ = [
     "RaptorBackbone",

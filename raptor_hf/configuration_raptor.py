@@ -12,7 +12,11 @@ from transformers.utils import logging
 logger = logging.get_logger(__name__)
 MAX_LAYERS = 10_000
 # Fields that a saved configuration may have or not.
-OPTIONAL_FIELDS = {"auto_map", "num_hidden_layers", "num_labels", "torch_dtype", "_name_or_path"}
+OPTIONAL_FIELDS = {
+    *("auto_map", "num_hidden_layers", "num_labels", "torch_dtype", "_name_or_path"),
+    # What Transformers itself may leave there: of its Trainer, of quantisation, of earlier versions.
+    *("use_cache", "quantization_config", "_attn_implementation", "attn_implementation", "pruned_heads"),
+}
 
 
 @strict
@@ -135,8 +139,11 @@ class RaptorConfig(BackboneConfigMixin, PreTrainedConfig):
         self._check_recurrence()
         self._check_sizes()
         num_hidden_layers = kwargs.pop("num_hidden_layers", None)
-        if num_hidden_layers is not None:
-            self.num_hidden_layers = num_hidden_layers
+        if num_hidden_layers not in (None, self.num_hidden_layers):
+            raise ValueError(
+                f"num_hidden_layers is the sum of the phase sizes, {self.num_hidden_layers}, not {num_hidden_layers}: "
+                "set phase_sizes instead."
+            )
         kwargs.pop("stage_names", None)
         self.set_output_features_output_indices(
             out_indices=kwargs.pop("out_indices", None), out_features=kwargs.pop("out_features", None)
@@ -217,8 +224,8 @@ class RaptorConfig(BackboneConfigMixin, PreTrainedConfig):
     def _check_recurrence(self):
         if not self.phase_sizes or min(self.phase_sizes) < 1:
             raise ValueError(f"phase_sizes must be one or more sizes of at least 1, got {self.phase_sizes}.")
-        if max(sum(self.phase_sizes), sum(self.phase_iterations or [])) > MAX_LAYERS:
-            raise ValueError(f"phase_sizes and phase_iterations must not sum to more than {MAX_LAYERS} layers.")
+        if sum(self.phase_sizes) > MAX_LAYERS:
+            raise ValueError(f"phase_sizes must not sum to more than {MAX_LAYERS} layers.")
         if self.block_assignment is not None:
             self.block_assignment = list(self.block_assignment)
             counts = Counter(self.block_assignment)
@@ -234,11 +241,14 @@ class RaptorConfig(BackboneConfigMixin, PreTrainedConfig):
     def _check_iterations(self, iterations):
         if self.block_assignment is not None:
             raise ValueError("phase_iterations needs contiguous phases: leave block_assignment unset.")
-        if len(iterations) != len(self.phase_sizes) or min(iterations) < 1:
+        whole = isinstance(iterations, (list, tuple)) and all(type(count) is int for count in iterations)
+        if not whole or len(iterations) != len(self.phase_sizes) or min(iterations) < 1:
             raise ValueError(
-                f"phase_iterations must give each of the {len(self.phase_sizes)} phases at least 1 application, "
-                f"got {list(iterations)}."
+                f"phase_iterations must give each of the {len(self.phase_sizes)} phases at least 1 "
+                f"application, in whole numbers, got {iterations}."
             )
+        if sum(iterations) > MAX_LAYERS:
+            raise ValueError(f"phase_iterations must not sum to more than {MAX_LAYERS} layers.")
 
     def _check_sizes(self):
         if self.hidden_size < 1 or self.num_attention_heads < 1 or self.hidden_size % self.num_attention_heads:

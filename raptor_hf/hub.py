@@ -8,11 +8,13 @@ from os import PathLike
 from pathlib import Path
 
 import jinja2
-from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData
+from huggingface_hub import CommitOperationAdd, EvalResult, HfApi, ModelCard, ModelCardData
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from markupsafe import Markup
 from transformers import BaseImageProcessor, PreTrainedModel, TrainingArguments
+
+from .modeling_raptor import RaptorBackbone, RaptorForImageClassification, RaptorModel
 
 TEMPLATE_PATH = Path(__file__).with_name("model_card_template.md")
 # Stands in a card for the name of a model that isn't on the Hub yet; `push_to_hub` fills it in.
@@ -25,10 +27,15 @@ PUSHED_FILES = [
     "config.json",
     "preprocessor_config.json",
     "*.safetensors",
-    "*.safetensors.index.json",
+    "*.safetensors.index*.json",
     "configuration_raptor.py",
     "modeling_raptor.py",
 ]
+AUTO_CLASSES = {
+    RaptorForImageClassification: "AutoModelForImageClassification",
+    RaptorBackbone: "AutoBackbone",
+    RaptorModel: "AutoModel",
+}
 STAGES = {"before": "Before training", "after_stage1": "After stage 1", "after_stage2": "After stage 2"}
 TOKENS = ("cls", "register", "patch")
 # Of TrainingArguments a card shows those that shape the optimisation, of other arguments all but places and secrets.
@@ -68,6 +75,7 @@ def model_card(
         eval_results: further measured figures.
 
     Raises:
+        ValueError: if the model is no Raptor.
         huggingface_hub.errors.HFValidationError: if `repo_id` is no name for a repository.
     """
     results = {key: value for key, value in (results or {}).items() if value is not None}
@@ -83,7 +91,10 @@ def model_card(
     if license is None and teacher and teacher["on_hub"] and teacher["name"].startswith("facebook/dinov2"):
         license = "apache-2.0"
     measured = _fidelity_results(fidelity, measured_on) + eval_results
-    classifier = model._auto_class == "AutoModelForImageClassification"
+    auto_class = next((name for base, name in AUTO_CLASSES.items() if isinstance(model, base)), None)
+    if auto_class is None:
+        raise ValueError(f"A {type(model).__name__} is no Raptor: this card tells of Raptors only.")
+    classifier = auto_class == "AutoModelForImageClassification"
     metadata = ModelCardData(
         license=license,
         base_model=teacher["name"] if teacher and teacher["on_hub"] else None,
@@ -105,7 +116,7 @@ def model_card(
             title=title,
             repo_id=repo_id or UNNAMED,
             model_class=type(model).__name__,
-            auto_class=model._auto_class,
+            auto_class=auto_class,
             teacher=teacher,
             measured_on=measured_on,
             num_layers=model.config.num_hidden_layers,
@@ -195,19 +206,14 @@ def push_to_hub(
             raise ValueError(f"{folder} has no {name}: save the model there with raptor_hf.hub.save_with_card first.")
     api = HfApi(token=token)
     repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
-    card = ModelCard.load(folder / "README.md")
-    card.text = card.text.replace(UNNAMED, repo_id)
-    card.save(folder / "README.md")
     if revision is not None:
         api.create_branch(repo_id, branch=revision, exist_ok=True)
-    commit = api.upload_folder(
-        repo_id=repo_id,
-        folder_path=folder,
-        revision=revision,
-        commit_message=commit_message,
-        allow_patterns=PUSHED_FILES,
-        ignore_patterns=["*/*"],
-    )
+    pushed = [path for path in folder.iterdir() if any(path.match(pattern) for pattern in PUSHED_FILES)]
+    operations = [CommitOperationAdd(path.name, path) for path in sorted(pushed) if path.name != "README.md"]
+    # The folder's own card keeps no name, so that it can be pushed to another.
+    card = (folder / "README.md").read_text(encoding="utf-8").replace(UNNAMED, repo_id)
+    operations.append(CommitOperationAdd("README.md", card.encode()))
+    commit = api.create_commit(repo_id, operations, commit_message=commit_message, revision=revision)
     return commit.commit_url
 
 

@@ -4,6 +4,7 @@ Block-Recurrent Dynamics in Vision Transformers, arXiv 2512.19941.
 """
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -172,9 +173,9 @@ class RaptorDepthScaling(nn.Module):
     def forward(self, depth_step: torch.Tensor) -> torch.Tensor:
         # t3 multiplies the whole residual stream, so it is never rounded to autocast's precision.
         with maybe_autocast(device_type=depth_step.device.type, enabled=False):
-            depth_step = depth_step.to(self.fc1.weight.dtype).unsqueeze(-1)
-            scaling = 1 + self.fc2(nn.functional.silu(self.fc1(depth_step)))
-        return scaling.unflatten(-1, (3, -1))
+            # As a matrix: quantised layers take nothing less.
+            scaling = 1 + self.fc2(nn.functional.silu(self.fc1(depth_step.reshape(-1, 1))))
+        return scaling.view(*depth_step.shape, 3, -1)
 
 
 class RaptorDropPath(nn.Module):
@@ -206,10 +207,10 @@ class RaptorBlock(GradientCheckpointingLayer):
         super().__init__()
         self.norm1 = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.attention = RaptorAttention(config)
-        self.layer_scale1 = nn.Parameter(torch.full((config.hidden_size,), config.layerscale_value))
+        self.layer_scale1 = nn.Parameter(torch.full((config.hidden_size,), float(config.layerscale_value)))
         self.norm2 = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.mlp = RaptorMLP(config)
-        self.layer_scale2 = nn.Parameter(torch.full((config.hidden_size,), config.layerscale_value))
+        self.layer_scale2 = nn.Parameter(torch.full((config.hidden_size,), float(config.layerscale_value)))
         self.depth_scaling = RaptorDepthScaling(config) if config.depth_scaling else None
         self.drop_path = RaptorDropPath(config.drop_path_rate)
 
@@ -230,12 +231,22 @@ class RaptorBlock(GradientCheckpointingLayer):
         """
         scale1, scale2, out_scale = self.layer_scale1, self.layer_scale2, None
         if self.depth_scaling is not None:
-            t1, t2, out_scale = self.depth_scaling(depth_step).unsqueeze(-2).unbind(-3)
+            # Not in the dtype of the depth scaling's own weights, which may be quantised.
+            scaling = self.depth_scaling(depth_step.to(scale1.dtype))
+            t1, t2, out_scale = scaling.unsqueeze(-2).unbind(-3)
             scale1, scale2 = t1 * scale1, t2 * scale2
         attn_output, _ = self.attention(self.norm1(hidden_states), attention_mask=attention_mask, **kwargs)
         hidden_states = hidden_states + self.drop_path(scale1 * attn_output)
         hidden_states = hidden_states + self.drop_path(scale2 * self.mlp(self.norm2(hidden_states)))
         return hidden_states if out_scale is None else out_scale * hidden_states
+
+
+def copy_code(folder: str | Path):
+    """Copies this file and the configuration's into a model's folder, if it isn't where they are."""
+    for source in (Path(__file__), Path(__file__).with_name("configuration_raptor.py")):
+        target = Path(folder, source.name)
+        if not target.exists() or not target.samefile(source):
+            shutil.copyfile(source, target)
 
 
 def check_shards(folder: str | Path | None, subfolder: str = ""):
@@ -294,18 +305,25 @@ class RaptorPreTrainedModel(PreTrainedModel):
         check_shards(pretrained_model_name_or_path, kwargs.get("subfolder", ""))
         return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
 
-    def save_pretrained(self, *args, **kwargs):
-        # The folder of any Raptor serves every auto class, also where only its own code is at hand.
+    @classmethod
+    def register_for_auto_class(cls, auto_class="AutoModel"):
+        """Nothing: the folder of any Raptor serves every auto class, see `save_pretrained`."""
+
+    def save_pretrained(self, save_directory, is_main_process: bool = True, **kwargs):
+        """Transformers' own, and the code for those who have only torch and transformers: these two files."""
         self.config.auto_map = {
             "AutoConfig": "configuration_raptor.RaptorConfig",
             "AutoModel": "modeling_raptor.RaptorModel",
             "AutoBackbone": "modeling_raptor.RaptorBackbone",
             "AutoModelForImageClassification": "modeling_raptor.RaptorForImageClassification",
         }
-        super().save_pretrained(*args, **kwargs)
+        super().save_pretrained(save_directory, is_main_process=is_main_process, **kwargs)
+        if is_main_process:
+            copy_code(save_directory)
 
     def _upload_modified_files(self, working_dir, repo_id, *args, **kwargs):
         # The last step of `push_to_hub`. It finds Transformers' generic card where the repository had none.
+        copy_code(working_dir)
         try:
             from raptor_hf.hub import replace_generic_card
         except ImportError:
@@ -363,7 +381,8 @@ class RaptorModel(RaptorPreTrainedModel):
         attention_mask = create_bidirectional_mask(
             config=self.config, inputs_embeds=hidden_states, attention_mask=attention_mask
         )
-        schedule = self.config.schedule(phase_iterations)
+        # Not as a method of the configuration, which torch.compile can't look up before torch 2.8 or so.
+        schedule = RaptorConfig.schedule(self.config, phase_iterations)
         depth_steps = torch.tensor([step for _, step in schedule], device=hidden_states.device)
         for (block, _), depth_step in zip(schedule, depth_steps):
             hidden_states = self.blocks[block](hidden_states, depth_step, attention_mask, **kwargs)
@@ -390,7 +409,8 @@ class RaptorModel(RaptorPreTrainedModel):
                 that a phase of size 1 is the teacher's layer. `"random"` draws the blocks anew.
             source_layers: for `init="teacher"`, the layer (1-based) that each block is copied from. Defaults to the
                 middle one of its phase.
-            **config_kwargs: further fields of [`RaptorConfig`]; by default they are the teacher's.
+            **config_kwargs: further fields of [`RaptorConfig`]. By default they are the teacher's, but for stochastic
+                depth, which is off, and the start of random blocks.
 
         Returns:
             The model, in the teacher's dtype and on its device, in evaluation mode.
@@ -447,14 +467,25 @@ def raptor_config_of_teacher(teacher_config, init: str = "teacher", **config_kwa
         raise ValueError(f'init must be "teacher" or "random", got {init!r}.')
     names = (
         "hidden_size num_attention_heads hidden_dropout_prob attention_probs_dropout_prob initializer_range "
-        "layer_norm_eps image_size patch_size num_channels qkv_bias id2label label2id"
+        "layer_norm_eps image_size patch_size num_channels qkv_bias problem_type"
     )
     fields = {name: getattr(teacher_config, name) for name in names.split()}
+    if config_kwargs.get("num_labels") == teacher_config.num_labels:
+        config_kwargs.pop("num_labels")
+    if not {"num_labels", "id2label", "label2id"} & set(config_kwargs):
+        fields |= {"id2label": teacher_config.id2label, "label2id": teacher_config.label2id}
     with_registers = teacher_config.model_type == "dinov2_with_registers"
     # Whatever the registers family's configuration says, its embeddings always hold a mask token.
     fields["use_mask_token"] = with_registers or teacher_config.use_mask_token
     fields["interpolate_antialias"] = with_registers
     fields["num_register_tokens"] = teacher_config.num_register_tokens if with_registers else 0
+    embedded = "hidden_size image_size patch_size num_channels num_register_tokens use_mask_token"
+    for name in embedded.split():
+        if config_kwargs.get(name, fields[name]) != fields[name]:
+            raise ValueError(
+                f"The embeddings are the teacher's, whose {name} is {fields[name]}, not {config_kwargs[name]}: leave "
+                f"{name} out. (Images of other sizes run without it.)"
+            )
     inner = int(teacher_config.hidden_size * teacher_config.mlp_ratio)
     if teacher_config.use_swiglu_ffn:
         mlp = {"hidden_act": "swiglu", "intermediate_size": (int(inner * 2 / 3) + 7) // 8 * 8}
@@ -471,9 +502,9 @@ def raptor_config_of_teacher(teacher_config, init: str = "teacher", **config_kwa
     elif "hidden_act" in config_kwargs and "intermediate_size" not in config_kwargs:
         mlp["intermediate_size"] = None
     config = RaptorConfig(**(fields | mlp | config_kwargs))
-    if config.num_hidden_layers != teacher_config.num_hidden_layers:
+    if sum(config.phase_sizes) != teacher_config.num_hidden_layers:
         raise ValueError(
-            f"phase_sizes {config.phase_sizes} sum to {config.num_hidden_layers} layers, but the teacher has "
+            f"phase_sizes {config.phase_sizes} sum to {sum(config.phase_sizes)} layers, but the teacher has "
             f"{teacher_config.num_hidden_layers}."
         )
     return config
@@ -533,8 +564,9 @@ class RaptorBackbone(BackboneMixin, RaptorModel):
         outputs = RaptorModel.forward(self, pixel_values, attention_mask=attention_mask, **kwargs)
         if len(outputs.hidden_states) != len(self.stage_names):
             raise ValueError(
-                f"{len(outputs.hidden_states)} states were computed for {len(self.stage_names)} stages: set "
-                "phase_iterations in the backbone's configuration, not in the call."
+                f"{len(outputs.hidden_states)} states were computed for {len(self.stage_names)} stages: give "
+                "phase_iterations when the backbone is made, as in RaptorBackbone.from_pretrained(..., "
+                "phase_iterations=[...])."
             )
         height, width = (size // patch for size, patch in zip(pixel_values.shape[-2:], self.embeddings.patch_size))
         feature_maps = ()
@@ -550,6 +582,16 @@ class RaptorBackbone(BackboneMixin, RaptorModel):
         return BackboneOutput(
             feature_maps=feature_maps, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
+
+    @classmethod
+    def from_teacher(cls, teacher: PreTrainedModel, *args, **kwargs) -> "RaptorBackbone":
+        """As [`RaptorModel.from_teacher`]; of a backbone, the feature maps are the teacher's too."""
+        if isinstance(teacher, BackboneMixin):
+            names = ["apply_layernorm", "reshape_hidden_states"]
+            if not {"out_features", "out_indices", "phase_iterations"} & set(kwargs):
+                names.append("out_features")
+            kwargs = {name: getattr(teacher.config, name) for name in names} | kwargs
+        return RaptorModel.from_teacher.__func__(cls, teacher, *args, **kwargs)
 
 
 class RaptorForImageClassification(RaptorPreTrainedModel):
@@ -591,10 +633,10 @@ class RaptorForImageClassification(RaptorPreTrainedModel):
 
     @classmethod
     def from_teacher(cls, teacher: PreTrainedModel, *args, **kwargs) -> "RaptorForImageClassification":
-        """As [`RaptorModel.from_teacher`]; the head is the teacher's, if it has one."""
+        """As [`RaptorModel.from_teacher`]; the head is the teacher's, if it has one and the labels are the same."""
         model = RaptorModel.from_teacher.__func__(cls, teacher, *args, **kwargs)
         head = getattr(teacher, "classifier", None)
-        if head is not None:
+        if head is not None and model.config.id2label == teacher.config.id2label:
             model.classifier.load_state_dict(head.state_dict())
         return model
 

@@ -85,6 +85,13 @@ def test_the_folder_carries_its_code(folder, tmp_path):
         backbone = get_class_from_dynamic_module(config.auto_map["AutoBackbone"], "again")
         assert len(backbone.from_pretrained("again", out_indices=[1, 2])(images).feature_maps) == 2
 
+        # Whichever of them saves, and whatever loaded it, the folder serves every auto class.
+        backbone.from_pretrained("again").save_pretrained("of_backbone")
+        classifier = AutoModelForImageClassification.from_pretrained("again", trust_remote_code=True)
+        classifier.raptor.save_pretrained("inner")
+        for folder in ("of_backbone", "inner"):
+            assert type(AutoModel.from_pretrained(folder, trust_remote_code=True)).__name__ == "RaptorModel", folder
+
         # Started from random weights, the depth scaling starts near 1 here too.
         fresh = AutoModel.from_config(config, trust_remote_code=True)
         assert fresh.blocks[0].depth_scaling.fc2.weight.std() < 2e-4
@@ -110,3 +117,14 @@ def test_remote_code_must_be_trusted(folder, tmp_path):
         assert not any(name.startswith("transformers_modules.") for name in sys.modules)
     """
     without_raptor_hf(code, tmp_path)
+
+
+class OwnRaptor(RaptorModel):
+    """Of somebody's own code."""
+
+
+def test_a_subclass_is_saved_with_this_packages_code_and_not_its_own(tmp_path):
+    OwnRaptor(make_raptor().config).save_pretrained(tmp_path)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"config.json", "model.safetensors", "modeling_raptor.py", "configuration_raptor.py"}
+    assert type(AutoModel.from_pretrained(tmp_path)) is RaptorModel

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from conftest import make_raptor, make_teacher
+from conftest import TINY, make_raptor, make_teacher
 from torch.testing import assert_close
 from transformers import (
     Dinov2Backbone,
+    Dinov2Config,
     Dinov2WithRegistersBackbone,
     DPTConfig,
     DPTForDepthEstimation,
@@ -129,3 +130,13 @@ def test_inside_a_dense_prediction_model(make_head, num_register_tokens, tmp_pat
 def test_a_raptor_and_its_backbone_hold_the_same_weights():
     assert make_raptor().state_dict().keys() == make_raptor(RaptorBackbone).state_dict().keys()
     assert issubclass(RaptorBackbone, RaptorModel)
+
+
+def test_of_a_teacher_backbone_the_feature_maps_are_the_teachers(images):
+    config = Dinov2Config(**TINY, num_hidden_layers=3, out_features=["stage1", "stage3"], apply_layernorm=False)
+    teacher = Dinov2Backbone(config).eval()
+    raptor = RaptorBackbone.from_teacher(teacher, [1, 1, 1])
+    assert raptor.out_features == ["stage1", "stage3"]
+    for ours, theirs in zip(raptor(images).feature_maps, teacher(images).feature_maps, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert RaptorBackbone.from_teacher(teacher, [2, 1], out_indices=[2]).out_features == ["stage2"]

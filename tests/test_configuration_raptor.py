@@ -89,5 +89,17 @@ def test_contradictions_are_named(kwargs, message):
 
 def test_depth_cannot_be_set_beside_the_phases():
     assert RaptorConfig(phase_sizes=[2, 1], num_hidden_layers=3).num_hidden_layers == 3
-    with pytest.raises(NotImplementedError, match="set phase_sizes instead"):
+    with pytest.raises(ValueError, match="set phase_sizes instead"):
         RaptorConfig(phase_sizes=[2, 1], num_hidden_layers=4)
+    with pytest.raises(NotImplementedError, match="set phase_sizes instead"):
+        RaptorConfig(phase_sizes=[2, 1]).num_hidden_layers = 4
+
+
+def test_what_transformers_leaves_in_a_configuration_is_not_unknown(monkeypatch):
+    warnings = []
+    monkeypatch.setattr("raptor_hf.configuration_raptor.logger.warning", warnings.append)
+    fields = RaptorConfig(phase_sizes=[2, 1]).to_dict()
+    RaptorConfig.from_dict(fields | {"use_cache": False, "quantization_config": {}})
+    assert not warnings
+    RaptorConfig.from_dict(fields | {"from_the_future": 1})
+    assert "from_the_future" in warnings[0]

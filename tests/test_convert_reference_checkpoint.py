@@ -179,12 +179,27 @@ def broken(name):
         return Reference().state_dict() | {"blocks.0.mlp.2.weight": torch.ones(8, 64)}, PHASES, ["width", "8", "16"]
     if name == "MLP":
         return state | {"blocks.0.mlp.0.weight": torch.ones(96, WIDTH)}, PHASES, ["GELU", "SwiGLU", "96", "64"]
+    if name == "1-d matrix":
+        return state | {"blocks.0.mlp.2.weight": torch.ones(8)}, PHASES, ["mlp.2.weight has 1 dim"]
+    if name == "not finite":
+        return state | {weight: torch.full_like(state[weight], torch.nan)}, PHASES, [weight, "finite"]
+    if name == "complex":
+        return state | {weight: state[weight].to(torch.complex64)}, PHASES, [weight, "real"]
+    if name == "nested nothing":
+        return {"state_dict": 3}, PHASES, ["no plain state dict"]
+    if name == "keys":
+        return {3: torch.ones(1)}, PHASES, ["no plain state dict"]
+    if name == "no list of thresholds":
+        return {"state_dict": state, "thresholds": 2}, PHASES, ["thresholds 2"]
+    if name == "threshold at the end":
+        return {"state_dict": state, "thresholds": [2, 5]}, PHASES, ["give its own teacher"]
     if name == "shape":
         return state | {weight: torch.ones(3, 3)}, PHASES, [weight, "(3, 3)"]
 
 
 FAULTS = "missing key|half a depth scaling|unexpected key|gap|no blocks|not a dict|not tensors|whole module"
-FAULTS += "|number of phases|depth|phase size 0|thresholds|width|MLP|shape"
+FAULTS += "|number of phases|depth|phase size 0|thresholds|width|MLP|shape|1-d matrix|not finite|complex"
+FAULTS += "|nested nothing|keys|no list of thresholds|threshold at the end"
 
 
 @pytest.mark.parametrize("fault", FAULTS.split("|"))
@@ -203,10 +218,13 @@ def test_faults_are_told_in_one_line(convert, teachers, tmp_path, capsys, fault)
 def test_bad_files_and_teachers(convert, teachers, tmp_path, capsys):
     (tmp_path / "text.pt").write_text("no checkpoint")
     torch.save(Reference().state_dict(), tmp_path / "raptor.pt")
+    whole = (tmp_path / "raptor.pt").read_bytes()
+    (tmp_path / "cut.pt").write_bytes(whole[: len(whole) // 2])
     cases = {
         "absent.pt": (teachers["dinov2"][1], "is not a file"),
         ".": (teachers["dinov2"][1], "is not a file"),
         "text.pt": (teachers["dinov2"][1], "text.pt"),
+        "cut.pt": (teachers["dinov2"][1], "cut.pt is damaged"),
         "raptor.pt": (str(tmp_path / "no-teacher"), "no-teacher"),
     }
     for name, (teacher, words) in cases.items():

@@ -149,3 +149,10 @@ def test_lora_on_the_shared_blocks(images, tmp_path):
     merged = loaded.merge_and_unload()
     assert type(merged) is RaptorForImageClassification
     assert_close(merged(images).logits, adapted, atol=1e-4, rtol=1e-4)
+
+
+def test_every_linear_layer_can_be_quantised(images):
+    model = make_raptor()
+    quantised = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)
+    cosine = torch.cosine_similarity(quantised(images).last_hidden_state, model(images).last_hidden_state, dim=-1)
+    assert cosine.min() > 0.95

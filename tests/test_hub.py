@@ -241,6 +241,7 @@ except HfHubHTTPError as error:
 report["url"] = push_to_hub(
     model, "me/raptor", image_processor=BitImageProcessorPil(), results=results, token=token, private=True
 )
+push_to_hub(folder, "me/first", token=token)
 push_to_hub(folder, "short", token=token, revision="v1")
 model.push_to_hub("me/raptor", token=token)
 model.push_to_hub("me/own", token=token, tags=["birds"])

@@ -120,3 +120,12 @@ def test_plain_trainer(start, tmp_path):
     # Resumes from the middle.
     trainer.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-15"))
     assert trainer.state.global_step == 30
+
+
+def test_the_teachers_head_goes_with_its_labels():
+    teacher = make_teacher("dinov2", classifier=True, num_labels=3, problem_type="regression")
+    same = RaptorForImageClassification.from_teacher(teacher, [3, 1], num_labels=3)
+    assert torch.equal(same.classifier.weight, teacher.classifier.weight)
+    assert same.config.problem_type == "regression"
+    other = RaptorForImageClassification.from_teacher(teacher, [3, 1], num_labels=5)
+    assert other.classifier.out_features == 5 and other.config.id2label[4] == "LABEL_4"

@@ -308,3 +308,28 @@ def test_dinov2_small_as_a_raptor_is_itself(dinov2_small):
     images = torch.randn(1, 3, 98, 140)
     with torch.no_grad():
         assert torch.equal(raptor(images).last_hidden_state, dinov2_small(images).last_hidden_state)
+
+
+def test_iterations_do_not_count_as_the_teachers_depth():
+    teacher = make_teacher("dinov2")
+    assert RaptorModel.from_teacher(teacher, [3, 1], phase_iterations=[3, 3]).config.num_hidden_layers == 6
+    with pytest.raises(ValueError, match="sum to 2 layers, but the teacher has 4"):
+        RaptorModel.from_teacher(teacher, [1, 1], phase_iterations=[2, 2])
+
+
+@pytest.mark.parametrize(
+    "field, value", [("image_size", 28), ("patch_size", 7), ("num_channels", 1), ("hidden_size", 64)]
+)
+def test_the_embeddings_are_the_teachers(field, value):
+    with pytest.raises(ValueError, match=f"whose {field} is"):
+        RaptorModel.from_teacher(make_teacher("dinov2"), [3, 1], init="random", **{field: value})
+
+
+@pytest.mark.parametrize("iterations", [[3.0, 1], ["2", 1], "21", 3, [True, 1], [10**6, 1], [1]])
+def test_iterations_of_a_call_are_whole_numbers(images, iterations):
+    with pytest.raises(ValueError, match="phase_iterations must"):
+        make_raptor()(images, phase_iterations=iterations)
+
+
+def test_layer_scale_may_be_a_whole_number():
+    assert make_raptor(layerscale_value=1).blocks[0].layer_scale1.is_floating_point()

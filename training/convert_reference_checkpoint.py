@@ -5,7 +5,6 @@
 """
 
 import argparse
-import pickle
 import re
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -49,20 +48,28 @@ def read_checkpoint(path: str) -> tuple[dict[str, torch.Tensor], list[int] | Non
         raise ValueError(f"{path} is not a file: give the path of a saved state dict.")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+    # What a damaged file makes torch raise is of any kind.
+    except Exception as error:
         raise ValueError(
-            f"{path} holds something else than tensors, such as a whole pickled module, which isn't loaded because "
-            "that can run code: save its state_dict() where you trust it, and give that file."
+            f"{path} is damaged, or holds something else than tensors, such as a whole pickled module, which isn't "
+            "loaded because that can run code: give a file that torch.save wrote of a state_dict()."
         ) from error
     if not isinstance(checkpoint, dict):
         raise ValueError(f"{path} holds a {type(checkpoint).__name__}: give a file that holds a state dict.")
-    state = dict(checkpoint.get("state_dict", checkpoint))
+    state = checkpoint.get("state_dict", checkpoint)
+    state = dict(state) if isinstance(state, dict) else {"state_dict": state}
     thresholds = checkpoint.get("thresholds", state.pop("thresholds", None))
-    other = [key for key, value in state.items() if not isinstance(value, torch.Tensor)]
-    if other:
-        raise ValueError(f"{path} holds no plain state dict ({other[0]} is no tensor): give one of tensors only.")
+    for key, value in state.items():
+        sound = isinstance(key, str) and isinstance(value, torch.Tensor) and value.layout == torch.strided
+        if not sound or not value.is_floating_point() or not value.isfinite().all():
+            raise ValueError(f"{path} holds no plain state dict: {key} is no tensor of finite real numbers.")
     consume_prefix_in_state_dict_if_present(state, "module.")
-    return state, None if thresholds is None else [int(layer) for layer in thresholds]
+    if thresholds is not None:
+        try:
+            thresholds = [int(layer) for layer in thresholds]
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{path} has thresholds {thresholds!r}, which are no list of layers.") from error
+    return state, thresholds
 
 
 def convert(
@@ -88,11 +95,11 @@ def convert(
     if not indices:
         raise ValueError("The state dict has no blocks.0, blocks.1, ...: give a state dict of a whole Raptor.")
     if thresholds is not None and thresholds != list(accumulate(phase_sizes))[:-1]:
-        ends = [0, *thresholds, teacher.config.num_hidden_layers]
-        sizes = " ".join(str(end - start) for start, end in pairwise(ends))
+        sizes = [end - start for start, end in pairwise([0, *thresholds, teacher.config.num_hidden_layers])]
+        advice = f"use --phase_sizes {' '.join(map(str, sizes))}" if min(sizes) > 0 else "give its own teacher"
         raise ValueError(
-            f"Phase sizes {phase_sizes} don't fit the checkpoint, whose phases end after layers {thresholds}: use "
-            f"--phase_sizes {sizes}."
+            f"Phase sizes {phase_sizes} don't fit the checkpoint, whose phases but the last end after layers "
+            f"{thresholds}: {advice}."
         )
     if len(indices) != len(phase_sizes):
         raise ValueError(
@@ -106,6 +113,10 @@ def convert(
                 f"The state dict {verb} {', '.join(sorted(keys)[:3])} ({len(keys)} in all): give one of the published "
                 "code's Raptor."
             )
+    for name in ("mlp.0.weight", "mlp.2.weight", "t_proj.0.bias")[: 3 if depth_scaling else 2]:
+        dimensions = state[f"blocks.0.{name}"].ndim
+        if dimensions != (1 if name.endswith("bias") else 2):
+            raise ValueError(f"blocks.0.{name} has {dimensions} dimensions: give one of the published code's Raptor.")
     width, inner = state["blocks.0.mlp.2.weight"].shape
     rows = len(state["blocks.0.mlp.0.weight"])
     if width != teacher.config.hidden_size:
@@ -148,6 +159,8 @@ def main(arguments: list[str] | None = None):
     parser.add_argument("--output_dir", required=True, help="folder for the Raptor")
     args = parser.parse_args(arguments)
     try:
+        if Path(args.output_dir).is_file():
+            raise ValueError(f"--output_dir {args.output_dir} is a file: give a folder.")
         state, thresholds = read_checkpoint(args.state_dict)
         teacher = load_teacher(args.teacher)
         model = convert(state, teacher, args.phase_sizes, thresholds)

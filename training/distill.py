@@ -1,8 +1,8 @@
 """
 Distils a DINOv2 teacher into a Raptor: `accelerate launch training/distill.py --help`.
 
-Exit codes: 0 finished; 2 refused, nothing was begun; 3 stopped, for what its last line says; 75 stopped by SIGTERM, with
-a checkpoint. After 3 and 75 the same command goes on from the last checkpoint.
+Exit codes: 0 finished; 2 refused, nothing was begun; 3 stopped, for what its last line says; 75 stopped by SIGTERM,
+with a checkpoint. After 3 and 75 the same command goes on from the last checkpoint.
 """
 
 from pathlib import Path
