@@ -40,8 +40,10 @@ class MeanIoU(evaluate.Metric):
         """Adds label maps: lists of (height, width)."""
         # Only how often each pair of labels occurs is kept: whole maps would fill the memory.
         for prediction, truth in zip(predictions, references, strict=True):
-            pairs = np.stack([np.asarray(prediction).ravel(), np.asarray(truth).ravel()])
-            (prediction, truth), pixels = np.unique(pairs, axis=1, return_counts=True)
+            # Each pair as one number, which sorts many times faster than a row of two.
+            pairs = np.stack([np.ravel(prediction), np.ravel(truth)], axis=-1).astype(np.int32)
+            pairs, pixels = np.unique(pairs.view(np.int64), return_counts=True)
+            prediction, truth = pairs.view(np.int32).reshape(-1, 2).T
             super().add_batch(prediction=prediction, reference=truth, pixels=pixels)
 
     def compute(self, *, predictions=None, references=None, **kwargs):
