@@ -4,7 +4,7 @@ import matplotlib as mpl
 import matplotlib.patches
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 
 from ..plots import COLORS, STYLE
 
@@ -111,6 +111,8 @@ def plot_scaling(results: dict) -> Figure:
             axes.axhline(teacher["accuracy"], color=TEACHER, lw=0.8, ls=":")
             axes.yaxis.set_major_formatter(PercentFormatter(1.0))
         axes.set(xlabel="parameters", ylabel=LABELS[metric], xlim=(0, 1.12 * max(*x, teacher["parameters"])))
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.margins(y=0.15)
         axes.legend(frameon=False, loc="lower right")
     return figure
 
