@@ -381,7 +381,7 @@ class RaptorModel(RaptorPreTrainedModel):
         attention_mask = create_bidirectional_mask(
             config=self.config, inputs_embeds=hidden_states, attention_mask=attention_mask
         )
-        # Not as a method of the configuration, which torch.compile can't look up before torch 2.8 or so.
+        # Not as a method of the configuration, which torch.compile of torch 2.7 can't look up.
         schedule = RaptorConfig.schedule(self.config, phase_iterations)
         depth_steps = torch.tensor([step for _, step in schedule], device=hidden_states.device)
         for (block, _), depth_step in zip(schedule, depth_steps):
