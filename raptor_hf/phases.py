@@ -164,7 +164,8 @@ def _phase_score(sums: np.ndarray, sizes: np.ndarray, objective: str) -> np.ndar
 def _checked(similarity: torch.Tensor | np.ndarray) -> np.ndarray:
     similarity = np.asarray(similarity, dtype=np.float64)
     if similarity.ndim != 2 or similarity.shape[0] != similarity.shape[1] or not np.isfinite(similarity).all():
-        raise ValueError(f"The similarity must be a square, finite matrix, got shape {similarity.shape}.")
+        what = "one that holds infinities or NaN" if np.isnan(similarity.sum()) else f"shape {similarity.shape}"
+        raise ValueError(f"The similarity must be a square, finite matrix, got {what}.")
     if not np.allclose(np.diagonal(similarity), 1, atol=0.05):
         raise ValueError("The similarity's diagonal must be 1: of a dissimilarity give one minus it.")
     return similarity

@@ -87,3 +87,20 @@ def test_refuses_in_one_line(tmp_path, capsys):
         main(["--similarity", str(tmp_path / "nothing.csv")])
     assert exit_info.value.code == 2
     assert "nothing.csv" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--max_samples", "-3"], "--max_samples must be at least 1"),
+        (["--similarity", "a.csv", "--dissimilarity", "b.csv"], "both given"),
+        (["--similarity", "absent.csv"], "--similarity absent.csv can't be read"),
+        (["--image_size", "5"], "don't divide into patches"),
+    ],
+)
+def test_refusals_name_the_flag(tmp_path, monkeypatch, capsys, flags, message):
+    monkeypatch.chdir(tmp_path)
+    tiny_teacher().save_pretrained("teacher")
+    with pytest.raises(SystemExit) as stop:
+        main(["--teacher", "teacher", *flags])
+    assert stop.value.code == 2 and message in capsys.readouterr().err

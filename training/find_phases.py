@@ -9,11 +9,12 @@ from torch.utils.data import DataLoader
 
 from raptor_hf.digits import digits_teacher
 from raptor_hf.files import write_json
-from raptor_hf.images import CenterCrop, PixelValues, load_image_dataset, load_image_processor
+from raptor_hf.images import CenterCrop, PixelValues, crop_size, load_image_dataset, load_image_processor
 from raptor_hf.parser import ConfigArgumentParser
 from raptor_hf.phases import OBJECTIVES, check_partition, find_phases, layer_similarity, partition_objective
 from raptor_hf.plots import plot_similarity, save_figure
-from raptor_hf.vision_models import load_vision_model
+from raptor_hf.probes.features import check_image_size
+from raptor_hf.vision_models import load_vision_model, read_config
 
 
 @dataclass
@@ -46,15 +47,24 @@ class PhaseArguments:
     trust_remote_code: bool = field(default=False, metadata={"help": "Whether the teacher's own code may be run."})
     output_dir: str = field(default="outputs/phases", metadata={"help": "Where the results go."})
 
+    def __post_init__(self):
+        if self.similarity is not None and self.dissimilarity is not None:
+            raise ValueError("--similarity and --dissimilarity are both given: leave one out.")
+        for name in ("max_samples", "batch_size", "min_size", "image_size"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"--{name} must be at least 1, got {getattr(self, name)}.")
+        if Path(self.output_dir).is_file():
+            raise ValueError(f"--output_dir {self.output_dir} is a file: give a folder.")
+
 
 def main(argv: list[str] | None = None):
     parser = ConfigArgumentParser(PhaseArguments, description=__doc__)
     (args,) = parser.parse(argv)
     try:
         if args.similarity is not None:
-            similarity = np.loadtxt(args.similarity, delimiter=",")
+            similarity = read_matrix("similarity", args.similarity)
         elif args.dissimilarity is not None:
-            similarity = 1 - np.loadtxt(args.dissimilarity, delimiter=",")
+            similarity = 1 - read_matrix("dissimilarity", args.dissimilarity)
         else:
             similarity = measure(args)
         sizes = {k: find_phases(similarity, k, args.min_size, args.objective) for k in args.num_phases}
@@ -73,16 +83,25 @@ def main(argv: list[str] | None = None):
     print(f"Saved to {output_dir}")
 
 
+def read_matrix(flag: str, path: str) -> np.ndarray:
+    try:
+        return np.loadtxt(path, delimiter=",", ndmin=2)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"--{flag} {path} can't be read ({error}): give a CSV file of L x L numbers.") from error
+
+
 def measure(args: PhaseArguments):
     teacher_name = str(digits_teacher()) if args.teacher == "digits" else args.teacher
+    processor = load_image_processor(teacher_name, args.image_size)
+    config = read_config(teacher_name, args.trust_remote_code)
+    check_image_size(getattr(config, "vision_config", config), crop_size(processor))
     teacher = load_vision_model(teacher_name, trust_remote_code=args.trust_remote_code, token_layout=args.token_layout)
     for k in args.num_phases:
         check_partition(teacher.config.num_hidden_layers, k, args.min_size)
     teacher.to("cuda" if torch.cuda.is_available() else "cpu")
     dataset = load_image_dataset(args.dataset, args.split, image_column=args.image_column)
     order = np.random.default_rng(args.seed).permutation(len(dataset))
-    centre = CenterCrop(load_image_processor(teacher_name, args.image_size))
-    images = PixelValues(dataset.select(order[: args.max_samples]), centre)
+    images = PixelValues(dataset.select(order[: args.max_samples]), CenterCrop(processor))
     return layer_similarity(teacher, DataLoader(images, args.batch_size), progress=True)
 
 
