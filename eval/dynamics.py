@@ -1,10 +1,10 @@
 """Depth as a dynamical system: every measure of a teacher, of a Raptor, or of both side by side, and what they say."""
 
+import itertools
 import json
 import re
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -98,7 +98,7 @@ class Subject:
         )
         self.phase_sizes, self.phases_from = args.phase_sizes, "as given"
         if self.config.model_type == "raptor":
-            runs = groupby(block for block, _ in self.config.schedule())
+            runs = itertools.groupby(block for block, _ in self.config.schedule())
             self.phase_sizes, self.phases_from = [len(list(run)) for _, run in runs], "its own"
         elif self.phase_sizes is None:
             check_partition(self.config.num_hidden_layers, args.num_phases, 1)
@@ -123,7 +123,6 @@ class Subject:
         image_size = crop_size(self.processor)
         return {
             "name": name,
-            "slug": re.sub(r"\W+", "_", name),
             "family": self.config.model_type,
             "image_size": image_size,
             "parameters": parameters(self.model),
@@ -154,7 +153,9 @@ def main(argv: list[str] | None = None):
     for subject in subjects:
         subject.find_phases(args, subjects)
     names = short_names(paths)
-    models = [subject.results(args, name) for subject, name in zip(subjects, names)]
+    models = [
+        subject.results(args, name) | {"slug": slug} for subject, name, slug in zip(subjects, names, slugs(names))
+    ]
     results = {"arguments": asdict(args), "models": models, "comparison": compare(fidelity, names)}
     output_dir = Path(args.output_dir)
     write_json(output_dir / "dynamics.json", results)
@@ -201,6 +202,16 @@ def short_names(paths: list[str]) -> list[str]:
     names = [Path(path).name or path for path in paths]
     counts = Counter(names)
     return [f"{name} ({i})" if counts[name] > 1 else name for i, name in enumerate(names, start=1)]
+
+
+def slugs(names: list[str]) -> list[str]:
+    """What the models' files begin with: the names' letters and digits, with a number where two are the same."""
+    found = []
+    for name in names:
+        base = re.sub(r"\W+", "_", name)
+        tries = itertools.chain([base], (f"{base}_{i}" for i in itertools.count(2)))
+        found.append(next(slug for slug in tries if slug not in found))
+    return found
 
 
 def compare(fidelity: LayerFidelity | None, names: list[str]) -> dict | None:

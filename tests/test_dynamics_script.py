@@ -14,7 +14,8 @@ from raptor_hf import RaptorModel
 from raptor_hf.dynamics import report
 from raptor_hf.images import load_image_processor
 
-main = runpy.run_path(str(Path(__file__).parents[1] / "eval" / "dynamics.py"))["main"]
+script = runpy.run_path(str(Path(__file__).parents[1] / "eval" / "dynamics.py"))
+main = script["main"]
 NASTY = "<script>alert(1)</script>&"
 
 
@@ -127,3 +128,8 @@ def test_refuses_in_one_line(folder, capsys, flags, message):
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert exit_info.value.code == 2 and message in error and error.count("error:") == 1
     assert not (folder / "refused").exists()
+
+
+def test_no_two_models_share_their_files():
+    slugs = script["slugs"](["teach-6", "teach_6", "teach_6_2", "teach 6"])
+    assert slugs == ["teach_6", "teach_6_2", "teach_6_2_2", "teach_6_3"]
