@@ -2,11 +2,13 @@
 
 import itertools
 import json
+import math
 import re
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import datasets
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
@@ -17,7 +19,7 @@ from raptor_hf.dynamics import ModelDynamics
 from raptor_hf.dynamics.report import claims_table, draw_figures, write_report
 from raptor_hf.fidelity import LayerFidelity, epsilon_brh
 from raptor_hf.files import write_json
-from raptor_hf.images import CenterCrop, PixelValues, crop_size, load_image_dataset, load_image_processor
+from raptor_hf.images import CenterCrop, PixelValues, crop_size, load_image_dataset, load_image_processor, split_names
 from raptor_hf.parser import ConfigArgumentParser
 from raptor_hf.phases import check_partition, find_phases
 from raptor_hf.probes.features import check_image_size
@@ -29,10 +31,14 @@ class Arguments:
     model: list[str] = field(metadata={"help": "Raptor, teacher or other vision model, or several: names or folders."})
     dataset: str = field(metadata={"help": "Images: Hub name, folder, parquet file, or 'digits'."})
     teacher: str | None = field(default=None, metadata={"help": "Measured beside them: Hub name or folder."})
-    split: str = field(default="validation", metadata={"help": "Split of the data set; validation+train takes two."})
+    split: str | None = field(
+        default=None, metadata={"help": "Split; validation+train takes two. Default: validation, or the only one."}
+    )
     image_column: str | None = field(default=None, metadata={"help": "Column of the images; found if there is one."})
     label_column: str | None = field(default=None, metadata={"help": "Column of classes, for angular basins."})
-    image_size: int | None = field(default=None, metadata={"help": "Pixels. Default: the image processors'."})
+    image_size: int | None = field(
+        default=None, metadata={"help": "Pixels, of all models. Default: the first Raptor's, or the first model's."}
+    )
     max_samples: int = field(default=512, metadata={"help": "Images to use, drawn at random."})
     batch_size: int = field(default=32, metadata={"help": "Images a batch."})
     dataloader_num_workers: int = field(default=0, metadata={"help": "Processes that decode images."})
@@ -72,8 +78,13 @@ class Arguments:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}.")
         if self.iterations is not None and self.iterations < 1:
             raise ValueError(f"iterations must be at least 1, got {self.iterations}.")
-        if not self.epsilons or min(self.epsilons) <= 0:
-            raise ValueError(f"epsilons must be positive, got {self.epsilons}.")
+        # Smaller pushes drown in rounding; much larger ones are no longer pushes.
+        if not self.epsilons or not all(1e-4 <= eps <= 10 for eps in self.epsilons):
+            raise ValueError(f"epsilons must be numbers from 1e-4 to 10, got {self.epsilons}.")
+        output_dir = Path(self.output_dir)
+        found = next(path for path in (output_dir, *output_dir.absolute().parents) if path.exists())
+        if not found.is_dir():
+            raise ValueError(f"output_dir must be a folder, but {found} is a file.")
 
 
 class Subject:
@@ -81,13 +92,9 @@ class Subject:
 
     def __init__(self, args: Arguments, path: str):
         self.path = path
-        self.processor = load_image_processor(path, args.image_size)
         self.model = load_vision_model(path, trust_remote_code=args.trust_remote_code, token_layout=args.token_layout)
         self.config = self.model.config
-        check_image_size(self.config, crop_size(self.processor))
-        self.pixels = json.dumps(self.processor.to_dict(), sort_keys=True, default=str)
-        sizes = ("num_hidden_layers", "hidden_size", "patch_size")
-        self.shape = self.pixels, str(token_slices(self.config)), *(getattr(self.config, name) for name in sizes)
+        self.set_image_size(args.image_size)
         self.dynamics = ModelDynamics(
             self.model.to("cuda" if torch.cuda.is_available() else "cpu"),
             epsilons=args.epsilons,
@@ -97,7 +104,7 @@ class Subject:
             seed=args.seed,
         )
         self.phase_sizes, self.phases_from = args.phase_sizes, "as given"
-        if self.config.model_type == "raptor":
+        if self.is_raptor:
             runs = itertools.groupby(block for block, _ in self.config.schedule())
             self.phase_sizes, self.phases_from = [len(list(run)) for _, run in runs], "its own"
         elif self.phase_sizes is None:
@@ -108,10 +115,25 @@ class Subject:
                 f"{self.config.num_hidden_layers} layers of {path}."
             )
 
+    def set_image_size(self, image_size: int | None):
+        self.processor = load_image_processor(self.path, image_size)
+        check_image_size(self.config, crop_size(self.processor))
+        self.pixels = json.dumps(self.processor.to_dict(), sort_keys=True, default=str)
+
+    @property
+    def is_raptor(self) -> bool:
+        return self.config.model_type == "raptor"
+
+    @property
+    def shape(self) -> tuple:
+        """What must be the same for states to be compared."""
+        sizes = ("num_hidden_layers", "hidden_size", "patch_size")
+        return self.pixels, str(token_slices(self.config)), *(getattr(self.config, name) for name in sizes)
+
     def find_phases(self, args: Arguments, others: list["Subject"]):
         """Where they aren't known: those of a Raptor of the same depth, or those of the layer similarity."""
         depth = self.config.num_hidden_layers
-        raptors = [s for s in others if s.config.model_type == "raptor" and s.config.num_hidden_layers == depth]
+        raptors = [s for s in others if s.is_raptor and s.config.num_hidden_layers == depth]
         if self.phase_sizes is None and raptors:
             self.phase_sizes, self.phases_from = raptors[0].phase_sizes, "those of the Raptor"
         elif self.phase_sizes is None:
@@ -135,19 +157,16 @@ def main(argv: list[str] | None = None):
     parser = ConfigArgumentParser(Arguments, description=__doc__)
     (args,) = parser.parse(argv)
     try:
+        args.split = args.split or default_split(args.dataset)
         dataset = load_image_dataset(args.dataset, args.split, image_column=args.image_column)
         order = np.random.default_rng(args.seed).permutation(len(dataset))
         dataset = dataset.select(order[: args.max_samples])
         labels = read_labels(dataset, args.label_column)
         paths = ([args.teacher] if args.teacher else []) + args.model
         subjects = [Subject(args, path) for path in paths]
-    except (ValueError, OSError) as error:
-        parser.error(str(error))
-    fidelity = None
-    if len(subjects) == 2 and subjects[0].shape == subjects[1].shape:
-        fidelity = LayerFidelity(token_slices(subjects[0].config) | {"all": slice(None)})
-    try:
-        measure(args, subjects, dataset, labels, fidelity)
+        share_image_size(args, subjects)
+        fidelities = pair_with_teachers(subjects)
+        measure(args, subjects, dataset, labels, fidelities)
     except ValueError as error:
         parser.error(str(error))
     for subject in subjects:
@@ -156,9 +175,9 @@ def main(argv: list[str] | None = None):
     models = [
         subject.results(args, name) | {"slug": slug} for subject, name, slug in zip(subjects, names, slugs(names))
     ]
-    results = {"arguments": asdict(args), "models": models, "comparison": compare(fidelity, names)}
+    results = {"arguments": asdict(args), "models": models, "comparisons": compare(fidelities, names)}
     output_dir = Path(args.output_dir)
-    write_json(output_dir / "dynamics.json", results)
+    write_json(output_dir / "dynamics.json", finite(results))
     figures = draw_figures(models, output_dir)
     if args.report:
         write_report(output_dir / "report.html", results, figures)
@@ -170,7 +189,7 @@ def main(argv: list[str] | None = None):
     print(f"\nSaved to {output_dir}")
 
 
-def measure(args: Arguments, subjects: list[Subject], dataset, labels: torch.Tensor | None, fidelity):
+def measure(args: Arguments, subjects: list[Subject], dataset, labels: torch.Tensor | None, fidelities: dict):
     """Brings all images through all models, batch by batch."""
     loaders = {}
     for subject in subjects:
@@ -183,8 +202,36 @@ def measure(args: Arguments, subjects: list[Subject], dataset, labels: torch.Ten
     for batches, part in tqdm(zip(zip(*loaders.values()), parts), desc="Dynamics", total=total):
         pixel_values = {key: batch["pixel_values"] for key, batch in zip(loaders, batches)}
         states = [subject.dynamics.update(pixel_values[subject.pixels], part) for subject in subjects]
-        if fidelity is not None:
-            fidelity.update(states[1], states[0])
+        for (teacher, raptor), fidelity in fidelities.items():
+            fidelity.update(states[raptor], states[teacher])
+
+
+def default_split(dataset: str) -> str:
+    names = split_names(dataset)
+    if "validation" not in names and len(names) > 1:
+        raise ValueError(f"Data set {dataset} has no split validation: --split must name one of {', '.join(names)}.")
+    return "validation" if "validation" in names else names[0]
+
+
+def share_image_size(args: Arguments, subjects: list[Subject]):
+    """Where none is given, all models are measured at one size: the first Raptor's, or the first model's."""
+    first = next((subject for subject in subjects if subject.is_raptor), subjects[0])
+    args.image_size = crop_size(first.processor)
+    for subject in subjects:
+        if crop_size(subject.processor) != args.image_size:
+            print(f"{subject.path} is measured at {args.image_size} pixels, the size of {first.path}.")
+            subject.set_image_size(args.image_size)
+
+
+def pair_with_teachers(subjects: list[Subject]) -> dict[tuple[int, int], LayerFidelity]:
+    """By index, each Raptor with the first other model of its shape, and what is to be measured between them."""
+    pairs = {}
+    for raptor, subject in enumerate(subjects):
+        same = (i for i, other in enumerate(subjects) if not other.is_raptor and other.shape == subject.shape)
+        teacher = next(same, None) if subject.is_raptor else None
+        if teacher is not None:
+            pairs[teacher, raptor] = LayerFidelity(token_slices(subject.config) | {"all": slice(None)})
+    return pairs
 
 
 def read_labels(dataset, column: str | None) -> torch.Tensor | None:
@@ -194,7 +241,15 @@ def read_labels(dataset, column: str | None) -> torch.Tensor | None:
     if column not in dataset.column_names:
         names = ", ".join(dataset.column_names)
         raise ValueError(f"The data set has no column {column}: --label_column must be one of {names}.")
-    return torch.from_numpy(np.unique(np.asarray(dataset[column]), return_inverse=True)[1])
+    if not isinstance(dataset.features[column], (datasets.Value, datasets.ClassLabel)):
+        raise ValueError(f"Column {column} holds no classes: --label_column must have one number or word an image.")
+    labels = dataset[column][:]
+    # NaN is not even itself.
+    if missing := sum(label is None or label != label for label in labels):
+        raise ValueError(
+            f"Column {column} lacks {missing} of {len(labels)} labels: fill them, or leave out --label_column."
+        )
+    return torch.from_numpy(np.unique(np.asarray(labels), return_inverse=True)[1])
 
 
 def short_names(paths: list[str]) -> list[str]:
@@ -214,12 +269,25 @@ def slugs(names: list[str]) -> list[str]:
     return found
 
 
-def compare(fidelity: LayerFidelity | None, names: list[str]) -> dict | None:
-    """How far the second of two models strays from the first, for each token type and for all tokens alike."""
-    if fidelity is None:
-        return None
-    epsilon = {name: epsilon_brh(curves["relative_error"]) for name, curves in fidelity.compute().items()}
-    return {"target": names[0], "model": names[-1], "epsilon": epsilon}
+def compare(fidelities: dict[tuple[int, int], LayerFidelity], names: list[str]) -> list[dict]:
+    """How far each Raptor strays from its teacher, for each token type and for all tokens alike."""
+    return [
+        {
+            "target": names[teacher],
+            "model": names[raptor],
+            "epsilon": {name: epsilon_brh(curves["relative_error"]) for name, curves in fidelity.compute().items()},
+        }
+        for (teacher, raptor), fidelity in fidelities.items()
+    ]
+
+
+def finite(value):
+    """None for infinities and NaN, which JSON doesn't know."""
+    if isinstance(value, dict):
+        return {key: finite(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 if __name__ == "__main__":

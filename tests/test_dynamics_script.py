@@ -16,7 +16,7 @@ from raptor_hf.images import load_image_processor
 
 script = runpy.run_path(str(Path(__file__).parents[1] / "eval" / "dynamics.py"))
 main = script["main"]
-NASTY = "<script>alert(1)</script>&"
+NASTY = "<script>alert($1_$)</script>&"
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +28,11 @@ def folder(tmp_path_factory):
     for name, model in (("teacher", teacher), (NASTY.replace("/", "-"), raptor)):
         model.save_pretrained(folder / name)
         load_image_processor("no model here", 28).save_pretrained(folder / name)
-    features = datasets.Features({"image": datasets.Image(), "kind": datasets.Value("string")})
-    rows = {"image": [picture(seed) for seed in range(9)], "kind": [f"class {i % 3}" for i in range(9)]}
+    text = datasets.Value("string")
+    features = datasets.Features({"image": datasets.Image(), "kind": text, "words": [text], "sparse": text})
+    kinds = [f"class {i % 3}" for i in range(9)]
+    rows = {"image": [picture(seed) for seed in range(9)], "kind": kinds, "words": [kinds] * 9}
+    rows["sparse"] = [None, *kinds[1:]]
     datasets.Dataset.from_dict(rows, features=features).to_parquet(folder / "images&<b>.parquet")
     return folder
 
@@ -41,7 +44,7 @@ def no_figures(monkeypatch):
 
 
 def run(folder, out, *flags):
-    data = ["--dataset", str(folder / "images&<b>.parquet"), "--split", "train", "--batch_size", "4"]
+    data = ["--dataset", str(folder / "images&<b>.parquet"), "--batch_size", "4"]
     main([*data, "--output_dir", str(folder / out), *flags])
     return json.loads((folder / out / "dynamics.json").read_text())
 
@@ -65,7 +68,8 @@ def test_teacher_and_raptor_side_by_side(folder, capsys, monkeypatch):
     assert "recurrence" in model and "recurrence" not in teacher
     assert sum(model["recurrence"][0]["outcomes"].values()) == 8
     assert model["parameters"] < teacher["parameters"]
-    assert min(results["comparison"]["epsilon"].values()) > 0
+    (comparison,) = results["comparisons"]
+    assert comparison["model"] == raptor.name and min(comparison["epsilon"].values()) > 0
     for result in (teacher, model):
         for section in sections.values():
             if section.needs is None or section.needs in result:
@@ -97,7 +101,7 @@ def test_a_raptor_that_is_its_teacher_has_its_dynamics(folder, tmp_path, no_figu
     first, second = (result["tokens"]["patch"] for result in results["models"])
     for key in ("convergence", "angular_speed", "coherence"):
         np.testing.assert_allclose(first[key]["mean"], second[key]["mean"], atol=1e-5)
-    assert max(results["comparison"]["epsilon"].values()) < 1e-5
+    assert max(results["comparisons"][0]["epsilon"].values()) < 1e-5
     assert "self_correction" not in results["models"][0]
 
 
@@ -114,7 +118,12 @@ def test_phases_are_found_or_given(folder, no_figures):
     [
         (["--phase_sizes", "4", "4"], "sum to the 6 layers"),
         (["--start_layers", "6"], "below the model's 6 layers"),
-        (["--epsilons", "0"], "epsilons must be positive"),
+        (["--epsilons", "0"], "epsilons must be numbers from 1e-4 to 10"),
+        (["--epsilons", "0.1", "nan"], "epsilons must be numbers from 1e-4 to 10"),
+        (["--dataset", "digits", "--split", "nowhere"], "no split nowhere"),
+        (["--label_column", "image"], "holds no classes"),
+        (["--label_column", "words"], "holds no classes"),
+        (["--label_column", "sparse"], "lacks 1 of 9 labels"),
         (["--label_column", "colour"], "no column colour"),
         (["--image_size", "30"], "30"),
         (["--num_phases", "7"], "7 phases"),
@@ -133,3 +142,42 @@ def test_refuses_in_one_line(folder, capsys, flags, message):
 def test_no_two_models_share_their_files():
     slugs = script["slugs"](["teach-6", "teach_6", "teach_6_2", "teach 6"])
     assert slugs == ["teach_6", "teach_6_2", "teach_6_2_2", "teach_6_3"]
+
+
+def test_the_split_is_validation_or_the_only_one(tmp_path):
+    data = datasets.Dataset.from_dict({"image": [picture(0)]}, features=datasets.Features({"image": datasets.Image()}))
+    datasets.DatasetDict({"train": data, "test": data}).save_to_disk(tmp_path / "two")
+    datasets.DatasetDict({"test": data}).save_to_disk(tmp_path / "one")
+    assert script["default_split"]("digits") == "validation"
+    assert script["default_split"](str(tmp_path / "one")) == "test"
+    with pytest.raises(ValueError, match="no split validation: --split must name one of train, test"):
+        script["default_split"](str(tmp_path / "two"))
+
+
+def test_all_are_measured_at_the_first_raptors_size_and_each_raptor_is_compared(folder, tmp_path, capsys, no_figures):
+    raptor = RaptorModel.from_teacher(tiny_teacher(registers=2), [2, 4])
+    for name, size in (("small", 28), ("large", 56)):
+        raptor.save_pretrained(tmp_path / name)
+        load_image_processor("no model here", size).save_pretrained(tmp_path / name)
+    models = [str(folder / "teacher"), str(tmp_path / "large"), str(tmp_path / "small")]
+    results = run(folder, "sizes", "--model", *models, "--perturbed_samples", "0", "--max_samples", "2")
+    assert results["arguments"]["image_size"] == 56
+    assert [model["image_size"] for model in results["models"]] == [56] * 3
+    assert f"{models[0]} is measured at 56 pixels, the size of {models[1]}." in capsys.readouterr().out
+    compared = [(each["target"], each["model"]) for each in results["comparisons"]]
+    assert compared == [("teacher", "large"), ("teacher", "small")]
+    last = ["--model", models[1], models[0], "--perturbed_samples", "0", "--max_samples", "2"]
+    (comparison,) = run(folder, "last", *last)["comparisons"]
+    assert comparison["target"] == "teacher"
+
+
+def test_an_output_folder_that_is_a_file_is_refused(folder, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(SystemExit) as exit_info:
+            run(folder, path, "--model", str(folder / "teacher"))
+        assert exit_info.value.code == 2 and "is a file." in capsys.readouterr().err
+
+
+def test_json_holds_no_nan():
+    assert script["finite"]({"a": [1.0, float("nan")], "b": float("inf")}) == {"a": [1.0, None], "b": None}

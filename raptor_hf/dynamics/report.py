@@ -163,7 +163,9 @@ def draw_figures(models: list[dict], output_dir: str | Path) -> dict[str, dict[s
     for section in SECTIONS:
         if section.name == "boundaries":
             continue
-        drawn = {m["slug"]: section.plot(m, m["name"]) for m in models if section.needs is None or section.needs in m}
+        shown = [model for model in models if section.needs is None or section.needs in model]
+        # Between two dollars matplotlib would read mathematics.
+        drawn = {model["slug"]: section.plot(model, model["name"].replace("$", r"\$")) for model in shown}
         if section.name not in ("similarity", "spectra", "basins"):
             share_limits(list(drawn.values()))
         paths[section.name] = {
@@ -180,7 +182,7 @@ def write_report(path: str | Path, results: dict, paths: dict[str, dict[str, Pat
 
     Args:
         path: of the page.
-        results: what `eval/dynamics.py` measured: `models`, `comparison` and `arguments`.
+        results: what `eval/dynamics.py` measured: `models`, `comparisons` and `arguments`.
         paths: the figures, as [`draw_figures`] gives them.
     """
     sections = []
@@ -200,7 +202,7 @@ def write_report(path: str | Path, results: dict, paths: dict[str, dict[str, Pat
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     page = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         models=results["models"],
-        comparison=results["comparison"],
+        comparisons=results["comparisons"],
         arguments=results["arguments"],
         claims=list(zip(*(model["claims"] for model in results["models"]))),
         sections=sections,
