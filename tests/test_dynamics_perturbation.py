@@ -147,13 +147,26 @@ def test_tokens_of_no_length_cannot_be_pushed():
     assert starts == {"cls": [0, 3], "register": [3], "patch": [0, 3]}
 
 
-def test_deviations_do_not_depend_on_batches_but_on_the_seed():
-    layers = RecordedLayers(tiny_teacher(), torch.randn(2, 3, 28, 28))
-    first, again, other = (deviation(layers, 2, 0.1, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
-    assert torch.equal(first, again) and not torch.equal(first, other)
+def test_pushes_depend_on_the_seed_but_not_on_batches_or_on_other_pushes():
+    model, images = tiny_teacher(), torch.randn(5, 3, 28, 28)
+
+    def means(batch_size, seed=1, starts=(0, 2), epsilons=(0.1, 0.3)):
+        correction = SelfCorrection(token_slices(model.config), starts, epsilons, seed)
+        for batch in images.split(batch_size):
+            correction.update(RecordedLayers(model, batch))
+        entries = correction.compute([6])["patch"]
+        return {(entry["start"], entry["eps"]): entry["total"]["mean"] for entry in entries}
+
+    whole = means(5)
+    assert means(2) == pytest.approx(whole, rel=1e-4)
+    assert means(1, starts=(2, 2), epsilons=(0.3,)) == pytest.approx({(2, 0.3): whole[2, 0.3]}, rel=1e-4)
+    assert means(5, seed=2) != pytest.approx(whole, rel=1e-4)
 
 
-@pytest.mark.parametrize("starts, epsilons, message", [([], [0.1], "Start layers"), ([0], [0.0], "must be positive")])
+@pytest.mark.parametrize(
+    "starts, epsilons, message",
+    [([], [0.1], "Start layers"), ([0], [0.0], "must be positive"), ([0], [math.nan], "and finite")],
+)
 def test_refuses_pushes_that_cannot_be(starts, epsilons, message):
     with pytest.raises(ValueError, match=message):
         SelfCorrection({"patch": slice(0, None)}, starts, epsilons)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch.nn.functional import normalize
 
@@ -11,32 +12,31 @@ from .moments import Moments, precise
 from .run_on import RecordedLayers
 
 
-def perturb(states: torch.Tensor, eps: float, generator: torch.Generator | None = None) -> torch.Tensor:
+def perturb(states: torch.Tensor, eps: float, noise: torch.Tensor | None = None) -> torch.Tensor:
     """
     Each token pushed by eps times its length in a random direction at a right angle to it, so that it turns by
     arctan(eps): (..., D) -> (..., D), in the states' dtype.
 
     Args:
-        generator: of random numbers, on the CPU.
+        noise: normal numbers, shaped as the states, that give the directions; drawn by default.
     """
     x = precise(states)
-    noise = torch.randn(x.shape, dtype=x.dtype, generator=generator).to(x.device)
+    noise = torch.randn_like(x) if noise is None else noise.to(x)
     direction = normalize(x, dim=-1)
     tangent = noise - (noise * direction).sum(-1, keepdim=True) * direction
     pushed = x + eps * x.norm(dim=-1, keepdim=True) * normalize(tangent, dim=-1)
     return pushed.to(device=states.device, dtype=states.dtype)
 
 
-def deviation(
-    layers: RecordedLayers, start: int, eps: float, generator: torch.Generator | None = None
-) -> torch.Tensor:
+def deviation(layers: RecordedLayers, start: int, eps: float, noise: torch.Tensor | None = None) -> torch.Tensor:
     """
-    The angle, in radians, to the clean trajectory after all tokens were pushed at depth `start` (arXiv 2512.19941).
+    The angle, in radians, to the clean trajectory after all tokens were pushed at depth `start` (arXiv 2512.19941), in
+    the directions that the `noise` gives, as [`perturb`] takes it.
 
     Returns:
         (B, L + 1 - start, T), float64; index 0 is the push itself, arctan(eps).
     """
-    pushed = layers(perturb(layers.states[:, start], eps, generator), start)
+    pushed = layers(perturb(layers.states[:, start], eps, noise), start)
     return angle(pushed, layers.states[:, start:])
 
 
@@ -48,16 +48,17 @@ class SelfCorrection:
         slices: token types, as [`raptor_hf.vision_models.token_slices`] gives them.
         starts: states that are pushed, from 0, the embeddings, to L - 1.
         epsilons: sizes of the pushes, relative to a token's length.
-        seed: of the random directions.
+        seed: of the random directions. Those of an image depend on its place among all images, not on the batches.
     """
 
     def __init__(self, slices: dict[str, slice], starts: Sequence[int], epsilons: Sequence[float], seed: int = 0):
         if not starts or min(starts) < 0:
             raise ValueError(f"Start layers must be numbers from 0, got {list(starts)}.")
-        if not epsilons or min(epsilons) <= 0:
-            raise ValueError(f"The sizes of pushes, eps, must be positive, got {list(epsilons)}.")
-        self.slices, self.starts, self.epsilons = slices, list(starts), list(epsilons)
-        self._generator = torch.Generator().manual_seed(seed)
+        if not epsilons or not all(0 < eps < math.inf for eps in epsilons):
+            raise ValueError(f"The sizes of pushes, eps, must be positive and finite, got {list(epsilons)}.")
+        self.slices, self.seed = slices, seed
+        self.starts, self.epsilons = list(dict.fromkeys(starts)), list(dict.fromkeys(epsilons))
+        self._num_seen = 0
         # Of each image and token type the logarithms of angle_j / angle_i, for all depths i and j from the start.
         self._ratios = {(name, start, eps): Moments() for name in slices for start in starts for eps in epsilons}
 
@@ -69,7 +70,7 @@ class SelfCorrection:
         """Adds images."""
         for start in self.starts:
             for eps in self.epsilons:
-                angles = deviation(layers, start, eps, self._generator)
+                angles = deviation(layers, start, eps, self._noise(layers.states[:, start], start, eps))
                 for name, where in self.slices.items():
                     mean = angles[:, :, where].mean(2)
                     # Register tokens may start as 0, which no push turns.
@@ -77,6 +78,14 @@ class SelfCorrection:
                     if len(mean):
                         log = mean.clamp_min(torch.finfo(mean.dtype).tiny).log()
                         self._ratios[name, start, eps].update(log[:, None, :] - log[:, :, None])
+
+        self._num_seen += len(layers.states)
+
+    def _noise(self, states: torch.Tensor, start: int, eps: float) -> torch.Tensor:
+        bits = int(np.float64(eps).view(np.uint64))
+        keys = ((self.seed, self._num_seen + i, start, bits) for i in range(len(states)))
+        noise = [np.random.default_rng(key).standard_normal(states.shape[1:]) for key in keys]
+        return torch.from_numpy(np.stack(noise))
 
     def compute(self, phase_sizes: Sequence[int]) -> dict[str, list[dict]]:
         """
