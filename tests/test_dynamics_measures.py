@@ -202,7 +202,20 @@ def test_classes_in_cones_of_their_own_are_basins():
 def test_without_labels_there_is_one_class():
     basins = AngularBasins()
     basins.update(image_directions(torch.randn(5, 3, 2, 8)))
-    assert basins.compute()["between"] is None and len(basins.compute()["within"]) == 3
+    assert basins.compute()["between"] is basins.compute()["classes"] is None and len(basins.compute()["within"]) == 3
+    with pytest.raises(ValueError, match="with all images or with none"):
+        basins.update(image_directions(torch.randn(5, 3, 2, 8)), torch.arange(5))
+
+
+def test_labels_may_be_a_list_of_whole_numbers():
+    states = torch.randn(4, 3, 2, 8)
+    first, second = TrajectoryDynamics({"patch": slice(0, None)}), TrajectoryDynamics({"patch": slice(0, None)})
+    first.update(states, [0, 0, 1, 1])
+    second.update(states, torch.tensor([0, 0, 1, 1]))
+    assert first.compute([2]) == second.compute([2])
+    for labels in ([0.0, 1.0, 0.0, 1.0], ["a", "b", "a", "b"], [0, 1], [[0]] * 4, [None] * 4):
+        with pytest.raises(ValueError, match="whole number for each of the 4 images"):
+            first.update(states, labels)
 
 
 def test_moments_of_parts_are_those_of_the_whole():

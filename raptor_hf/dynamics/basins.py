@@ -19,6 +19,24 @@ def image_directions(states: torch.Tensor) -> torch.Tensor:
     return normalize(precise(states).mean(2), dim=-1)
 
 
+def as_classes(labels, count: int) -> torch.Tensor | None:
+    """
+    Classes of images, a tensor or a list of whole numbers, as a tensor on the CPU, (count,); None stays None.
+
+    Raises:
+        ValueError: if they are not so many whole numbers.
+    """
+    if labels is None:
+        return None
+    try:
+        classes = torch.as_tensor(labels).cpu()
+    except (TypeError, ValueError, RuntimeError):
+        classes = torch.empty(0)
+    if classes.shape != (count,) or classes.is_floating_point():
+        raise ValueError(f"Labels must be a whole number for each of the {count} images.")
+    return classes.long()
+
+
 class AngularBasins:
     """
     Streaming cosines within and between classes, and the principal directions of where trajectories end.
@@ -34,16 +52,22 @@ class AngularBasins:
         self._sums: dict[int, torch.Tensor] = {}
         self._counts: dict[int, int] = {}
         self._kept, self._labels = [], []
-        self._final, self._num_images = 0, 0
+        self._final, self._num_images, self._labelled = 0, 0, None
 
     def update(self, directions: torch.Tensor, labels: torch.Tensor | None = None):
         """
-        Adds images: (B, L + 1, D) as [`image_directions`] gives them, and their classes (B,), if known: in every call
-        or in none.
+        Adds images: (B, L + 1, D) as [`image_directions`] gives them, and their classes (B,), if known.
+
+        Raises:
+            ValueError: if there are classes in one call and none in another, or they aren't whole numbers.
         """
+        labels = as_classes(labels, len(directions))
+        if self._labelled not in (None, labels is not None):
+            raise ValueError("Labels must come with all images or with none.")
+        self._labelled = labels is not None
         self._final = self._final + directions[:, -1].T @ directions[:, -1]
         self._num_images += len(directions)
-        classes = torch.zeros(len(directions), dtype=torch.long) if labels is None else labels.cpu()
+        classes = torch.zeros(len(directions), dtype=torch.long) if labels is None else labels
         for label in classes.unique().tolist():
             members = directions[(classes == label).to(directions.device)]
             self._sums[label] = self._sums.get(label, 0) + members.sum(0)
@@ -57,7 +81,7 @@ class AngularBasins:
     def compute(self) -> dict:
         """
         `within` and `between`: for each state 0..L the mean cosine of two images of one class, and of two classes;
-        None without two such images. `classes` and `images`, their numbers.
+        None without two such images. `classes` (None without labels) and `images`, their numbers.
 
         Raises:
             ValueError: if no images were added.
@@ -73,7 +97,7 @@ class AngularBasins:
         between = (sums.sum(0).square().sum(-1) - own) / between_pairs
         return {
             "images": self._num_images,
-            "classes": len(counts),
+            "classes": len(counts) if self._labelled else None,
             "within": within.tolist() if within_pairs else None,
             "between": between.tolist() if between_pairs else None,
         }

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from .basins import AngularBasins, image_directions
+from .basins import AngularBasins, as_classes, image_directions
 from .boundaries import boundary_jumps
 from .coherence import mean_field_alignment, update_coherence, update_directions
 from .direction import angular_speed, convergence, norms, orthogonal_convergence
@@ -107,8 +107,12 @@ class TrajectoryDynamics:
 
         Args:
             states: (batch, L + 1, tokens, hidden_size), of any dtype and on any device.
-            labels: the images' classes, (batch,), in every call or in none.
+            labels: the images' classes, whole numbers, (batch,), in every call or in none.
+
+        Raises:
+            ValueError: if states aren't finite, or labels aren't so.
         """
+        labels = as_classes(labels, len(states))
         if not torch.isfinite(states).all():
             raise ValueError("The states hold infinities or NaN: run the model in a wider dtype, float32 for one.")
         size = max(1, CHUNK // states[0].numel())
