@@ -1,6 +1,7 @@
 """Verdicts on trajectories that are made so that a claim holds, and so that it doesn't."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -35,7 +36,7 @@ def verdicts(states, phase_sizes=(4, 4), slices=SLICES, labels=None, **more):
 
 def test_claims_hold_of_trajectories_that_are_made_so():
     claims = verdicts(late_states())
-    for name in ("directional convergence", "late cls reorientation", "patch coherence", "low-rank late updates"):
+    for name in ("late cls reorientation", "patch coherence", "low-rank late updates"):
         assert claims[name]["verdict"] == "holds", claims[name]
     assert "to 1.00 in the last phase" in claims["patch coherence"]["measured"]
     assert claims["self-correction"]["verdict"] == claims["class-dependent basins"]["verdict"] == "not measured"
@@ -60,19 +61,47 @@ def test_a_claim_holds_in_part():
     ]
 
 
-@pytest.mark.parametrize("factor, largest", [(1.0, True), (1.2, False)])
-def test_weak_contraction_is_that_of_directions(factor, largest):
-    # One direction grows by the factor against the other two: removed growth can't hide it.
-    growth = torch.tensor([factor, 1.0, 1.0]) ** torch.arange(5).view(1, 5, 1, 1)
-    states = growth * torch.randn(40, 1, 3, 3)
+def random_walk(layers=12, images=16, tokens=10, width=64):
+    return torch.randn(images, layers + 1, tokens, width).cumsum(1)
+
+
+@pytest.mark.parametrize("layers, phase_sizes", [(12, (4, 4, 4)), (6, (6,)), (24, (8, 8, 8))])
+def test_a_random_walk_holds_nothing(layers, phase_sizes):
+    claims = verdicts(random_walk(layers), phase_sizes)
+    assert claims["directional convergence"]["verdict"] == "does not hold"
+    assert claims["low-rank late updates"]["verdict"] == "does not hold"
+    assert claims["late cls reorientation"]["verdict"] == "does not hold"
+    assert claims["patch coherence"]["verdict"] == "does not hold"
+    assert claims["weak contraction"]["verdict"] == "not measured"
+    assert "explains too little" in claims["weak contraction"]["measured"]
+
+
+def test_a_drift_in_a_direction_of_its_own_converges():
+    start, drift = torch.randn(2, 6, 1, 5, 32)
+    claim = verdicts(start + torch.arange(9).view(1, 9, 1, 1) * drift)["directional convergence"]
+    assert claim["verdict"] == "holds", claim
+
+
+@pytest.mark.parametrize("factor, verdict", [(1.0, "holds"), (1.2, "does not hold")])
+def test_weak_contraction_is_that_of_directions(factor, verdict):
+    # Pairs of directions turn into one another; one grows beside them, which removed growth can't hide.
+    turn = torch.tensor([[math.cos(0.5), -math.sin(0.5)], [math.sin(0.5), math.cos(0.5)]])
+    step = torch.block_diag(turn, turn, torch.tensor([[factor]]))
+    states = torch.randn(40, 1, 3, 5)
+    for _ in range(4):
+        states = torch.cat([states, states[:, -1:] @ step], dim=1)
     claim = verdicts(states, (2, 2))["weak contraction"]
-    parts = {part["what"]: part for part in claim["parts"]}
-    assert parts["patch: largest modulus, all depth"]["holds"] == largest
-    assert (claim["verdict"] == "holds") == largest
+    assert {part["holds"] for part in claim["parts"]} == {verdict == "holds"} and claim["verdict"] == verdict
 
 
-def entry(start, mean, high, eps=0.01):
-    return {"start": start, "eps": eps, "total": {"mean": mean, "low": 0.0, "high": high}}
+def test_patches_that_turn_as_sharply_leave_the_reorientation_in_part():
+    states = late_states()
+    states[:, :, 1:] = states[:, :, :1]
+    assert verdicts(states)["late cls reorientation"]["verdict"] == "holds in part"
+
+
+def entry(start, mean, high, eps=0.01, low=0.0):
+    return {"start": start, "eps": eps, "total": {"mean": mean, "low": low, "high": high}}
 
 
 def test_self_correction_needs_the_band_below_one_at_every_start():
@@ -82,6 +111,20 @@ def test_self_correction_needs_the_band_below_one_at_every_start():
     assert claim["verdict"] == "holds" and "for patch 0.50 (from layer 0), 0.90 (from layer 3)" in claim["measured"]
     entries[1] = entry(3, 0.99, 1.01)
     assert verdicts(states, self_correction={"patch": entries})["self-correction"]["verdict"] == "holds in part"
+
+
+def test_self_correction_is_open_where_bands_include_one_or_are_not_known():
+    states = late_states()
+
+    def claim(*entries):
+        return verdicts(states, self_correction={"patch": list(entries)})["self-correction"]
+
+    undecided = claim(entry(0, 0.9, 1.2, low=0.7))
+    assert undecided["verdict"] == "undecided" and "1 of the 1 bands include 1" in undecided["measured"]
+    assert undecided["parts"][0]["threshold"].endswith("which is 0.70 to 1.20")
+    assert claim(entry(0, 1.5, 1.8, low=1.2))["verdict"] == "does not hold"
+    single = claim(entry(0, 0.5, None, low=None))
+    assert single["verdict"] == "not measured" and "no confidence interval" in single["measured"]
 
 
 def test_jumps_are_at_the_cuts_or_elsewhere():
@@ -99,6 +142,9 @@ def test_basins_need_labels_and_tell_classes_apart():
     labels = torch.arange(12) % 3
     states = late_states()
     assert verdicts(states, labels=labels)["class-dependent basins"]["verdict"] != "not measured"
+    assert verdicts(states)["class-dependent basins"]["measured"] == "There were no labels."
+    one = verdicts(states, labels=[3] * 12)["class-dependent basins"]
+    assert (one["verdict"], one["measured"]) == ("not measured", "The images are of one class only.")
     states[:, -1, 0] = torch.eye(48)[labels] + 0.1 * torch.randn(12, 48)
     claim = verdicts(states, labels=labels)["class-dependent basins"]
     assert claim["verdict"] == "holds" and "between the 3 classes" in claim["measured"]
@@ -116,3 +162,18 @@ def test_models_without_a_cls_token_or_with_a_single_patch():
 def test_of_a_single_phase_thirds_are_compared():
     early, late, *names = early_and_late({"phase_sizes": [9]})
     assert (early, late, names) == (slice(0, 3), slice(6, 9), ["first third", "last third"])
+
+
+@pytest.mark.parametrize("phase_sizes, depth", [((1,), 1), ((2,), 2), ((4, 4), 8)])
+def test_states_that_are_zero_and_models_of_one_layer_are_not_measured(phase_sizes, depth):
+    zero = verdicts(torch.zeros(3, depth + 1, 5, 8), phase_sizes)
+    assert {claim["verdict"] for claim in zero.values()} == {"not measured"}
+    for claim in (*zero.values(), *verdicts(torch.randn(3, depth + 1, 5, 8), phase_sizes).values()):
+        assert claim["measured"] and not re.search(r"for \.|nan", claim["measured"]), claim
+        assert depth > 1 or claim["verdict"] in ("not measured", "does not hold"), claim
+
+
+def test_what_hardly_changes_stays():
+    states = late_states()
+    states[:, :, 1:] = torch.randn(12, 9, 9, 48).cumsum(1)
+    assert "stays at" in verdicts(states)["low-rank late updates"]["measured"]

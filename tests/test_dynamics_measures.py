@@ -123,6 +123,13 @@ def test_a_linear_map_gives_its_eigenvalues():
         assert result.energy == pytest.approx(1) and result.explained == pytest.approx(1)
 
 
+def test_what_one_factor_for_all_directions_explains():
+    x = torch.randn(200, 2).double()
+    assert dmd(x, 0.7 * x, 2).by_one_factor == pytest.approx(1)
+    quarter = dmd(x, x @ torch.tensor([[0.0, 1.0], [-1.0, 0.0]]).double(), 2)
+    assert quarter.explained == pytest.approx(1) and quarter.by_one_factor < 0.05
+
+
 def test_growth_that_is_removed_leaves_the_moduli_of_directions():
     moments = SecondMoments()
     moments.update(linear_trajectory(1.3 * block_rotation(0.2, 0.7)))

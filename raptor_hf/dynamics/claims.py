@@ -7,29 +7,42 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 from scipy.stats import spearmanr
 
-HOLDS, PARTLY, FAILS, NOT_MEASURED = "holds", "holds in part", "does not hold", "not measured"
+HOLDS, PARTLY, FAILS = "holds", "holds in part", "does not hold"
+UNDECIDED, NOT_MEASURED = "undecided", "not measured"
 # The thresholds of the verdicts: this package's reading of the paper's words, not the paper's numbers.
 THRESHOLDS = {
     "rank_correlation": 0.9,
+    "beyond_orthogonal": 0.1,
     "late_turn": 1.5,
+    "turn_over_patches": 1.25,
     "coherence": 0.5,
     "coherence_rise": 0.1,
     "late_rank": 10.0,
+    "share_of_rank": 0.5,
+    "rank_fall": 0.9,
+    "explained": 0.5,
+    "unexplained_ratio": 0.8,
     "largest_modulus": 1.05,
     "median_modulus": 0.8,
     "p_value": 0.05,
     "basin_ratio": 0.9,
+    "basin_fall": 0.9,
 }
+# What changes by a smaller share of itself is said to stay.
+CHANGE = 0.1
 
 
 @dataclass
 class Part:
-    """One number that a verdict rests on: `what`, its `value`, and whether it meets the `threshold`, in words."""
+    """
+    One number that a verdict rests on: `what`, its `value`, and whether it meets the `threshold`, in words; None where
+    the confidence interval leaves that open.
+    """
 
     what: str
     value: float
     threshold: str
-    holds: bool
+    holds: bool | None
 
 
 @dataclass
@@ -46,7 +59,7 @@ class Claim:
         met = [part.holds for part in self.parts]
         if not met:
             return NOT_MEASURED
-        return HOLDS if all(met) else PARTLY if any(met) else FAILS
+        return HOLDS if all(met) else PARTLY if any(met) else UNDECIDED if None in met else FAILS
 
     def as_dict(self) -> dict:
         return asdict(self) | {"verdict": self.verdict}
@@ -62,9 +75,11 @@ def check_claims(result: dict) -> list[dict]:
 
     Returns:
         For each claim `name`, `paper`, `measured`, `parts` (each `what`, `value`, `threshold`, `holds`) and `verdict`:
-        it holds if all of its parts do, in part if some do.
+        it holds if all of its parts do, in part if some do, and is undecided if none does but some are open.
     """
-    return [check(result).as_dict() for check in CHECKS]
+    # States that are 0 throughout point nowhere.
+    tokens = {name: token for name, token in result["tokens"].items() if max(token["norm"]["mean"]) > 0}
+    return [check(result | {"tokens": tokens}).as_dict() for check in CHECKS]
 
 
 def early_and_late(result: dict) -> tuple[slice, slice, str, str]:
@@ -74,29 +89,39 @@ def early_and_late(result: dict) -> tuple[slice, slice, str, str]:
     if len(sizes) > 1:
         return slice(0, sizes[0]), slice(depth - sizes[-1], depth), "first phase", "last phase"
     third = max(1, depth // 3)
-    return slice(0, third), slice(depth - third, depth), "first third", "last third"
+    kind = "third" if third > 1 else "layer"
+    return slice(0, third), slice(depth - third, depth), f"first {kind}", f"last {kind}"
 
 
 def directional_convergence(result: dict) -> Claim:
     claim = Claim(
         "directional convergence",
         "Going through the layers, each token's direction draws ever nearer to the one it ends in.",
-        "",
+        "There are fewer than three layers, or all states are 0.",
     )
-    least, said = THRESHOLDS["rank_correlation"], []
+    if sum(result["phase_sizes"]) < 3:
+        return claim
+    least, beyond, said = THRESHOLDS["rank_correlation"], THRESHOLDS["beyond_orthogonal"], []
     for name, token in result["tokens"].items():
         cosine = token["convergence"]["mean"]
         # Tokens that never turn have no correlation: they draw nearer to nothing.
         correlation = float(spearmanr(range(len(cosine)), cosine).statistic) if np.ptp(cosine) > 1e-9 else 0.0
-        what = f"{name}: rank correlation of depth with the cosine to the last state"
-        claim.parts.append(Part(what, correlation, f"at least {least}", correlation >= least))
         middle = len(cosine) // 2
+        # The cosine of a random walk rises too, by the lengths of its states alone.
         walk = token["orthogonal_convergence"]["mean"][middle]
+        excess = cosine[middle] - walk
+        what = (
+            f"{name}: cosine to the last state at layer {middle} beyond that of orthogonal steps; the cosine's rank "
+            f"correlation with depth is {correlation:.2f}"
+        )
+        asked = f"at least {beyond}, and a correlation of at least {least}"
+        claim.parts.append(Part(what, excess, asked, excess >= beyond and correlation >= least))
         said.append(
             f"{name} from {cosine[0]:.2f} at the embeddings to {cosine[middle]:.2f} at layer {middle} (steps at right "
             f"angles would give {walk:.2f}) and {cosine[-2]:.2f} one layer before the last"
         )
-    claim.measured = f"The cosine to the last state goes, for {_list(said)}."
+    if said:
+        claim.measured = f"The cosine to the last state goes, for {_list(said)}."
     return claim
 
 
@@ -107,7 +132,7 @@ def late_reorientation(result: dict) -> Claim:
         "The model has no cls token, or too few layers to tell late ones from middle ones.",
     )
     tokens, depth = result["tokens"], sum(result["phase_sizes"])
-    if "cls" not in tokens or depth < 6:
+    if not {"cls", "patch"} <= set(tokens) or depth < 6:
         return claim
     first_late, first_middle = depth - depth // 3, depth // 3
     ratios, said = {}, []
@@ -124,7 +149,9 @@ def late_reorientation(result: dict) -> Claim:
     what = "cls: fastest late turn, in median turns of the middle layers"
     claim.parts.append(Part(what, ratios["cls"], f"at least {least}", ratios["cls"] >= least))
     excess = ratios["cls"] / max(ratios["patch"], 1e-9)
-    claim.parts.append(Part("the same of cls over that of patch", excess, "above 1", excess > 1))
+    over = THRESHOLDS["turn_over_patches"]
+    sharp = ratios["cls"] >= least and excess >= over
+    claim.parts.append(Part("that number over the patches' own", excess, f"at least {over}, of a sharp turn", sharp))
     claim.measured = _capital(_list(said)) + "."
     return claim
 
@@ -133,10 +160,10 @@ def patch_coherence(result: dict) -> Claim:
     claim = Claim(
         "patch coherence",
         "In late layers the patch tokens move together, along their mean, as in a mean field.",
-        "An image has a single patch token.",
+        "An image has a single patch token, the model a single layer, or patch states are 0.",
     )
-    patch = result["tokens"]["patch"]
-    if "coherence" not in patch:
+    patch = result["tokens"].get("patch", {})
+    if "coherence" not in patch or sum(result["phase_sizes"]) < 2:
         return claim
     early, late, early_name, late_name = early_and_late(result)
     coherence, field_ = patch["coherence"]["mean"], patch["mean_field_alignment"]["mean"]
@@ -147,29 +174,40 @@ def patch_coherence(result: dict) -> Claim:
         Part(f"its rise from the {early_name}", after - before, f"at least {rise}", after - before >= rise),
     ]
     claim.measured = (
-        f"Patch coherence {_goes(before, after)} from {before:.2f} in the {early_name} to {after:.2f} in the "
-        f"{late_name} (independent updates would give {patch['isotropic_coherence']:.2f}); the cosine of patches to "
-        f"their mean direction goes from {field_[0]:.2f} at the embeddings to {field_[-1]:.2f} at the last layer."
+        f"Patch coherence {_goes(before, after, early_name, late_name, '.2f')} (independent updates would give "
+        f"{patch['isotropic_coherence']:.2f}); the cosine of patches to their mean direction goes from "
+        f"{field_[0]:.2f} at the embeddings to {field_[-1]:.2f} at the last layer."
     )
     return claim
 
 
 def low_rank_updates(result: dict) -> Claim:
-    early, late, early_name, late_name = early_and_late(result)
-    patch = result["tokens"]["patch"]
-    before, after = (float(np.mean(patch["stable_rank"][span])) for span in (early, late))
-    effective = [float(np.mean(patch["effective_rank"][span])) for span in (early, late)]
-    most = THRESHOLDS["late_rank"]
-    parts = [
-        Part(f"stable rank of patch updates, {late_name}", after, f"at most {most:g}", after <= most),
-        Part(f"the same over that of the {early_name}", after / max(before, 1e-9), "below 1", after < before),
-    ]
-    measured = (
-        f"The stable rank of patch updates {_goes(before, after)} from {before:.1f} in the {early_name} to "
-        f"{after:.1f} in the {late_name}, their effective rank goes from {effective[0]:.0f} to {effective[1]:.0f}, of "
-        f"{patch['largest_rank']} possible."
+    claim = Claim(
+        "low-rank late updates",
+        "Late updates live in few dimensions, about six.",
+        "The model has a single layer, or its early or late layers leave patches as they are.",
     )
-    return Claim("low-rank late updates", "Late updates live in few dimensions, about six.", measured, parts)
+    early, late, early_name, late_name = early_and_late(result)
+    patch = result["tokens"].get("patch")
+    if patch is None or sum(result["phase_sizes"]) < 2:
+        return claim
+    before, after = (float(np.mean(patch["stable_rank"][span])) for span in (early, late))
+    if not (before and after):
+        return claim
+    effective = [float(np.mean(patch["effective_rank"][span])) for span in (early, late)]
+    most, fall = (
+        min(THRESHOLDS["late_rank"], THRESHOLDS["share_of_rank"] * patch["largest_rank"]),
+        THRESHOLDS["rank_fall"],
+    )
+    claim.parts = [
+        Part(f"stable rank of patch updates, {late_name}", after, f"at most {most:g}", after <= most),
+        Part(f"the same over that of the {early_name}", after / before, f"at most {fall}", after <= fall * before),
+    ]
+    claim.measured = (
+        f"The stable rank of patch updates {_goes(before, after, early_name, late_name, '.1f')}; their effective rank "
+        f"goes from {effective[0]:.0f} to {effective[1]:.0f}, of {patch['largest_rank']} possible."
+    )
+    return claim
 
 
 def weak_contraction(result: dict) -> Claim:
@@ -177,25 +215,34 @@ def weak_contraction(result: dict) -> Claim:
         "weak contraction",
         "The best linear map between consecutive states contracts weakly: its eigenvalues lie on the unit circle or "
         "just inside.",
-        "",
+        "All states are 0.",
     )
     most, least, said = THRESHOLDS["largest_modulus"], THRESHOLDS["median_modulus"], []
+    share, ratio, unexplained = THRESHOLDS["explained"], THRESHOLDS["unexplained_ratio"], []
     for name, token in result["tokens"].items():
         depth = token["dmd"]["depth"]
         if not depth["moduli"]:
             continue
         largest, median = depth["moduli"][0], float(np.median(depth["moduli"]))
-        modes = len(depth["moduli"])
-        claim.parts += [
-            Part(f"{name}: largest modulus, all depth", largest, f"at most {most}", largest <= most),
-            Part(f"{name}: median modulus, all depth", median, f"at least {least}", median >= least),
-        ]
+        modes, explained = len(depth["moduli"]), depth["explained"]
+        # The moduli of a random walk, which one factor for all directions explains, mean nothing.
+        factor = depth["by_one_factor"]
+        if explained >= share and 1 - explained < ratio * (1 - factor):
+            what = f"{name}: median modulus, all depth; the largest is {largest:.2f}"
+            asked = f"at least {least}, and the largest at most {most}"
+            claim.parts.append(Part(what, median, asked, median >= least and largest <= most))
+        else:
+            unexplained.append(name)
         said.append(
             f"{name} from {depth['moduli'][-1]:.2f} to {largest:.2f}, median {median:.2f} ({modes} modes, which hold "
-            f"{_percent(depth['energy'])}; the map explains {_percent(depth['explained'])}; with the growth of "
-            f"norms the largest is {token['dmd_with_growth']['depth']['moduli'][0]:.2f})"
+            f"{_percent(depth['energy'])}; the map explains {_percent(explained)}, one factor for all directions "
+            f"{_percent(factor)}; with the growth of norms the largest modulus is "
+            f"{token['dmd_with_growth']['depth']['moduli'][0]:.2f})"
         )
-    claim.measured = f"Over all depth, the growth of norms divided out, moduli go for {_list(said)}."
+    if said:
+        claim.measured = f"Over all depth, the growth of norms divided out, moduli go for {_list(said)}."
+    if unexplained:
+        claim.measured += f" For {' and '.join(unexplained)} the map explains too little for its moduli to tell."
     return claim
 
 
@@ -211,13 +258,21 @@ def self_correction(result: dict) -> Claim:
         eps = min(entry["eps"] for entry in entries)
         smallest = [entry for entry in entries if entry["eps"] == eps]
         for entry in smallest:
-            total, high = entry["total"]["mean"], entry["total"]["high"]
+            total, low, high = (entry["total"][key] for key in ("mean", "low", "high"))
+            if high is None:
+                continue
             what = f"{name}: a push of {eps:g} at layer {entry['start']} is multiplied by the last layer by"
-            claim.parts.append(Part(what, total, "below 1, and the 95 % band too", high is not None and high < 1))
+            met = None if low <= 1 <= high else high < 1
+            asked = "below 1, with its 95 % band" + (f", which is {low:.2f} to {high:.2f}" if met is None else "")
+            claim.parts.append(Part(what, total, asked, met))
         totals = ", ".join(f"{entry['total']['mean']:.2f} (from layer {entry['start']})" for entry in smallest)
         said.append(f"for {name} {totals}")
     if said:
         claim.measured = f"By the last layer a push of {eps:g} is multiplied by, {_list(said)}."
+        if not claim.parts:
+            claim.measured += " No more than one image was pushed, which has no confidence interval."
+        if open_parts := sum(part.holds is None for part in claim.parts):
+            claim.measured += f" {open_parts} of the {len(claim.parts)} bands include 1."
     return claim
 
 
@@ -225,7 +280,7 @@ def boundary_alignment(result: dict) -> Claim:
     claim = Claim(
         "jumps at phase boundaries",
         "Phases are phases of the dynamics too: where they meet, the speed at which tokens turn jumps.",
-        "",
+        "All states are 0.",
     )
     most, said = THRESHOLDS["p_value"], []
     for name, token in result["tokens"].items():
@@ -239,8 +294,9 @@ def boundary_alignment(result: dict) -> Claim:
         if test["smallest_p_value"] <= most:
             what = f"{name}: p value of the jumps of angular speed at the cuts"
             claim.parts.append(Part(what, p, f"at most {most}", p <= most))
-    claim.measured = f"From layer to layer the angular speed changes, for {_list(said)}."
-    if not claim.parts:
+    if said:
+        claim.measured = f"From layer to layer the angular speed changes, for {_list(said)}."
+    if said and not claim.parts:
         claim.measured += f" So few layers allow no p value below {test['smallest_p_value']:.2g}."
     return claim
 
@@ -249,19 +305,29 @@ def angular_basins(result: dict) -> Claim:
     claim = Claim(
         "class-dependent basins",
         "Images of one class end in directions nearer to each other than to those of other classes.",
-        "There were no labels, or no two images of one class.",
+        "All states are 0.",
     )
+    if not result["tokens"]:
+        return claim
     name = next(iter(result["tokens"]))
     basins = result["tokens"][name]["basins"]
     if basins["within"] is None or basins["between"] is None:
+        known = basins["classes"]
+        claim.measured = (
+            "There were no labels."
+            if known is None
+            else "The images are of one class only."
+            if known == 1
+            else "No two images are of one class."
+        )
         return claim
     # At layer 0 the cls token is the same for all images.
     within, between = (np.degrees(np.arccos(np.clip(basins[key], -1, 1))) for key in ("within", "between"))
     first, last = (float(within[i] / max(between[i], 1e-9)) for i in (1, -1))
-    most = THRESHOLDS["basin_ratio"]
+    most, fall = THRESHOLDS["basin_ratio"], THRESHOLDS["basin_fall"]
     claim.parts = [
         Part(f"{name}: angle within over between classes, last layer", last, f"at most {most}", last <= most),
-        Part("the same over that of layer 1", last / max(first, 1e-9), "below 1", last < first),
+        Part("the same over that of layer 1", last / max(first, 1e-9), f"at most {fall}", last <= fall * first),
     ]
     claim.measured = (
         f"At the last layer the mean cosine of two images, as an angle of their {name} directions, is "
@@ -287,8 +353,11 @@ def _list(parts: list[str]) -> str:
     return "; ".join(parts)
 
 
-def _goes(before: float, after: float) -> str:
-    return "rises" if after > before else "falls"
+def _goes(before: float, after: float, early: str, late: str, digits: str) -> str:
+    if abs(after - before) <= CHANGE * max(abs(before), abs(after)):
+        return f"stays at {before:{digits}} in the {early} and {after:{digits}} in the {late}"
+    verb = "rises" if after > before else "falls"
+    return f"{verb} from {before:{digits}} in the {early} to {after:{digits}} in the {late}"
 
 
 def _percent(share: float) -> str:

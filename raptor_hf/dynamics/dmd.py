@@ -16,11 +16,13 @@ class LinearMap:
         eigenvalues: complex, (r,), largest modulus first.
         energy: the share of the earlier states' squared length that the modes hold.
         explained: the share of the later states' squared length, within the modes, that the map predicts.
+        by_one_factor: the share of it that the best multiple of the identity predicts, as it does of a random walk.
     """
 
     eigenvalues: torch.Tensor
     energy: float
     explained: float
+    by_one_factor: float
 
 
 def dmd(x: torch.Tensor, y: torch.Tensor, num_modes: int) -> LinearMap:
@@ -46,16 +48,19 @@ def dmd_of_products(xx: torch.Tensor, yx: torch.Tensor, yy: torch.Tensor, num_mo
     # Beyond float64's digits of the largest there is no mode but rounding.
     rank = min(num_modes, int((energies > 1e-12 * energies[-1]).sum()))
     if rank == 0:
-        return LinearMap(torch.zeros(0, dtype=torch.complex128), 0.0, 0.0)
+        return LinearMap(torch.zeros(0, dtype=torch.complex128), 0.0, 0.0, 0.0)
     energies, modes = energies.flip(0), modes.flip(1)[:, :rank]
     cross = modes.T @ precise(yx).cpu() @ modes
     reduced = cross / energies[:rank]
     after = ((modes.T @ precise(yy).cpu()) * modes.T).sum()
     # For the least squares solution, |y - A x|^2 = |y|^2 - tr(A x y').
-    explained = (reduced * cross).sum() / after.clamp_min(torch.finfo(after.dtype).tiny)
+    after = after.clamp_min(torch.finfo(after.dtype).tiny)
+    explained = (reduced * cross).sum() / after
+    by_one_factor = cross.trace().square() / energies[:rank].sum() / after
     eigenvalues = torch.linalg.eigvals(reduced)
     order = eigenvalues.abs().argsort(descending=True, stable=True)
-    return LinearMap(eigenvalues[order], float(energies[:rank].sum() / energies.sum()), float(explained))
+    energy = energies[:rank].sum() / energies.sum()
+    return LinearMap(eigenvalues[order], float(energy), float(explained), float(by_one_factor))
 
 
 def dmd_of_depth(

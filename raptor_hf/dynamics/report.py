@@ -42,6 +42,10 @@ def _similarity_sentence(result: dict) -> str:
         f"{sum(part) / len(part):.2f} {where}" for part, where in ((inside, "inside"), (across, "across")) if part
     ]
     spans = ", ".join(f"{end - size + 1}–{end}" for size, end in zip(sizes, accumulate(sizes)))
+    if not across:
+        return f"A single phase of layers {spans}." + (
+            f" The mean similarity of two is {means[0][:4]}." if inside else ""
+        )
     return f"Phases of layers {spans}. The mean similarity of two layers is {' and '.join(means)} phases."
 
 

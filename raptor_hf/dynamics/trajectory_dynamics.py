@@ -154,7 +154,7 @@ class TrajectoryDynamics:
             - lists of L: `stable_rank` and `effective_rank` of the updates of all tokens and images, at most
               `largest_rank`; `coherence_across_images`, the length of the mean of all unit updates;
             - `dmd`, and `dmd_with_growth`: `phases` and `depth`, with `eigenvalues` ([real, imaginary], largest
-              modulus first), `moduli`, `energy` and `explained` of [`LinearMap`];
+              modulus first), `moduli`, `energy`, `explained` and `by_one_factor` of [`LinearMap`];
             - `basins`, as [`AngularBasins`] gives them; `boundaries`, for each curve what [`boundary_jumps`] gives.
 
         Raises:
@@ -177,4 +177,5 @@ def _as_dict(linear_map: LinearMap) -> dict:
         "moduli": linear_map.eigenvalues.abs().tolist(),
         "energy": linear_map.energy,
         "explained": linear_map.explained,
+        "by_one_factor": linear_map.by_one_factor,
     }
