@@ -173,7 +173,7 @@ def test_states_that_are_zero_and_models_of_one_layer_are_not_measured(phase_siz
         assert depth > 1 or claim["verdict"] in ("not measured", "does not hold"), claim
 
 
-def test_what_hardly_changes_stays():
+def test_what_hardly_changes_is_not_said_to_rise_or_fall():
     states = late_states()
     states[:, :, 1:] = torch.randn(12, 9, 9, 48).cumsum(1)
-    assert "stays at" in verdicts(states)["low-rank late updates"]["measured"]
+    assert "hardly changes, " in verdicts(states)["low-rank late updates"]["measured"]

@@ -181,3 +181,15 @@ def test_an_output_folder_that_is_a_file_is_refused(folder, tmp_path, capsys):
 
 def test_json_holds_no_nan():
     assert script["finite"]({"a": [1.0, float("nan")], "b": float("inf")}) == {"a": [1.0, None], "b": None}
+
+
+def test_phases_are_told_where_there_are_several_or_one():
+    similarity = [[1.0, 0.5, 0.25], [0.5, 1.0, 0.25], [0.25, 0.25, 1.0]]
+    sentences = [
+        report._similarity_sentence({"similarity": similarity, "phase_sizes": sizes}) for sizes in ([2, 1], [1] * 3)
+    ]
+    assert sentences[0].endswith("is 0.50 inside and 0.25 across phases.")
+    assert sentences[1].endswith("is 0.33 across phases.")
+    one = report._similarity_sentence({"similarity": [[1.0, 0.5], [0.5, 1.0]], "phase_sizes": [2]})
+    assert one == "A single phase, of layers 1–2. Their mean similarity is 0.50."
+    assert report._similarity_sentence({"similarity": [[1.0]], "phase_sizes": [1]}).endswith("layers 1–1.")

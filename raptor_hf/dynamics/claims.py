@@ -28,7 +28,7 @@ THRESHOLDS = {
     "basin_ratio": 0.9,
     "basin_fall": 0.9,
 }
-# What changes by a smaller share of itself is said to stay.
+# What changes by no more than this share of itself is said to hardly change.
 CHANGE = 0.1
 
 
@@ -355,7 +355,7 @@ def _list(parts: list[str]) -> str:
 
 def _goes(before: float, after: float, early: str, late: str, digits: str) -> str:
     if abs(after - before) <= CHANGE * max(abs(before), abs(after)):
-        return f"stays at {before:{digits}} in the {early} and {after:{digits}} in the {late}"
+        return f"hardly changes, {before:{digits}} in the {early} and {after:{digits}} in the {late}"
     verb = "rises" if after > before else "falls"
     return f"{verb} from {before:{digits}} in the {early} to {after:{digits}} in the {late}"
 

@@ -38,15 +38,14 @@ def _similarity_sentence(result: dict) -> str:
     pairs = [(i, j) for i in range(len(phase)) for j in range(i)]
     inside = [similarity[i][j] for i, j in pairs if phase[i] == phase[j]]
     across = [similarity[i][j] for i, j in pairs if phase[i] != phase[j]]
-    means = [
-        f"{sum(part) / len(part):.2f} {where}" for part, where in ((inside, "inside"), (across, "across")) if part
-    ]
+    means = {where: f"{sum(part) / len(part):.2f}" for where, part in (("inside", inside), ("across", across)) if part}
     spans = ", ".join(f"{end - size + 1}–{end}" for size, end in zip(sizes, accumulate(sizes)))
     if not across:
-        return f"A single phase of layers {spans}." + (
-            f" The mean similarity of two is {means[0][:4]}." if inside else ""
+        return f"A single phase, of layers {spans}." + "".join(
+            f" Their mean similarity is {x}." for x in means.values()
         )
-    return f"Phases of layers {spans}. The mean similarity of two layers is {' and '.join(means)} phases."
+    said = " and ".join(f"{mean} {where}" for where, mean in means.items())
+    return f"Phases of layers {spans}. The mean similarity of two layers is {said} phases."
 
 
 def _norm_sentence(result: dict) -> str:
