@@ -49,7 +49,9 @@ class ConfigArgumentParser(HfArgumentParser):
         try:
             namespace, unknown = self.parse_known_args(args)
             if unknown:
-                self._refuse_unknown(unknown[0], unknown[0].lstrip("-").split("=")[0], "--")
+                # Without its value, which may be a secret.
+                flag = unknown[0].split("=")[0]
+                self._refuse_unknown(flag, flag.lstrip("-"), "--")
             values = {key: value for key, value in vars(namespace).items() if key != "config"}
             return self.parse_dict(values)
         except json.JSONDecodeError as error:
@@ -85,7 +87,8 @@ class ConfigArgumentParser(HfArgumentParser):
             return value
         many = action.nargs == "+"
         if value is None or isinstance(value, dict) or (isinstance(value, list) and not (many and value)):
-            self.error(f"{name} must be {'one or more values' if many else 'a single value'}, got {value!r}.")
+            given = "" if action.dest.endswith("token") else f", got {value!r}"
+            self.error(f"{name} must be {'one or more values' if many else 'a single value'}{given}.")
         if isinstance(value, str) or not callable(action.type):
             return value
         try:

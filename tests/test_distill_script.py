@@ -263,6 +263,10 @@ def test_a_folder_with_another_run_is_not_touched(material, tmp_path, distill, c
         distill(flags(material, tmp_path, max_steps=3))
     assert "holds a run with another max_steps (2, not 3)" in capsys.readouterr().err
     assert (tmp_path / "results.json").read_text() == saved
+    for refused in ({"teacher": "nowhere"}, {"image_size": 29}, {"save_total_limit": -1}):
+        with pytest.raises(SystemExit):
+            distill(flags(material, tmp_path, overwrite_output_dir=True, **refused))
+        assert (tmp_path / "results.json").read_text() == saved and list(tmp_path.glob("checkpoint-*"))
     distill(flags(material, tmp_path, max_steps=3, overwrite_output_dir=True))
     assert json.loads((tmp_path / "results.json").read_text())["images_seen"] == 24
 

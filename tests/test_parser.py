@@ -85,3 +85,16 @@ def test_refusals_are_one_line_with_exit_code_2(tmp_path, capsys, args, text, me
     assert exit_info.value.code == 2
     assert error.startswith("script: error: ") and error.count("\n") == 1
     assert message in error
+
+
+def test_secrets_are_not_repeated(tmp_path, capsys):
+    @dataclass
+    class WithToken:
+        hub_token: str | None = field(default=None, metadata={"help": "A secret."})
+
+    (tmp_path / "config.yaml").write_text("hub_token: [hf_secret]")
+    for args in (["--hub_tokn=hf_secret"], ["--config", str(tmp_path / "config.yaml")]):
+        with pytest.raises(SystemExit):
+            ConfigArgumentParser(WithToken).parse(args)
+        message = capsys.readouterr().err
+        assert "hub_token" in message and "hf_secret" not in message

@@ -224,7 +224,7 @@ class DistillationArguments(TrainingArguments):
                     f"{name} must be three weights of at least 0, cls, registers, patches, got {weights}."
                 )
         check_at_least_one(self, "early_image_size", "max_nonfinite_steps", "per_device_train_batch_size")
-        check_at_least_one(self, "per_device_eval_batch_size", "gradient_accumulation_steps")
+        check_at_least_one(self, "per_device_eval_batch_size", "gradient_accumulation_steps", "save_total_limit")
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed must be from 0 to 2**32 - 1, got {self.seed}.")
         if not 0 < self.learning_rate < math.inf:

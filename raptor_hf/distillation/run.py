@@ -64,7 +64,7 @@ def distill(model_args: ModelArguments, data_args: DataArguments, args: Distilla
     output_dir = Path(args.output_dir)
     settings = _settings(model_args, data_args, args)
     with args.main_process_first(local=False):
-        finished = _earlier_results(output_dir, settings, args.overwrite_output_dir)
+        finished = None if args.overwrite_output_dir else _earlier_results(output_dir, settings)
     if finished is not None:
         _push(output_dir, args)
         return finished
@@ -104,6 +104,9 @@ def _prepare(
     teacher.to(args.device)
     if args.process_index == 0:
         output_dir.mkdir(parents=True, exist_ok=True)
+        # Not before: a command that is refused costs nothing.
+        if args.overwrite_output_dir:
+            _remove_earlier_run(output_dir)
         write_json(output_dir / ARGUMENTS_NAME, settings)
     centre = CenterCrop(processor)
     if model_args.phases_to_find:
@@ -272,7 +275,14 @@ def _settings(model_args, data_args, args) -> dict:
     return json.loads(json.dumps(settings, default=str))
 
 
-def _earlier_results(output_dir: Path, settings: dict, overwrite: bool) -> dict | None:
+def _remove_earlier_run(output_dir: Path):
+    for stale in (RESULTS_NAME, PHASES_NAME, FIDELITY_NAME):
+        (output_dir / stale).unlink(missing_ok=True)
+    for folder in output_dir.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
+        shutil.rmtree(folder)
+
+
+def _earlier_results(output_dir: Path, settings: dict) -> dict | None:
     """
     The results of a finished run with the same settings.
 
@@ -280,12 +290,7 @@ def _earlier_results(output_dir: Path, settings: dict, overwrite: bool) -> dict 
         ValueError: if the folder holds a run with other settings.
     """
     path = output_dir / ARGUMENTS_NAME
-    if overwrite:
-        for stale in (RESULTS_NAME, PHASES_NAME, FIDELITY_NAME):
-            (output_dir / stale).unlink(missing_ok=True)
-        for folder in output_dir.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
-            shutil.rmtree(folder)
-    if overwrite or not path.is_file():
+    if not path.is_file():
         return None
     earlier = json.loads(path.read_text())
     changed = [name for name in settings if earlier.get(name) != settings[name]]
