@@ -37,33 +37,38 @@ def moment(output_dir: Path, left_over: int | None) -> str:
     return "in or between steps" if checkpoints(output_dir) else "before the first checkpoint"
 
 
+class Run:
+    """A run of the command in a process of its own."""
+
+    def __init__(self, command: list[str], log: Path):
+        self.pid, self.code = start(main, command, log=log), None
+
+    def going(self) -> bool:
+        if self.code is None:
+            self.code = finished(self.pid)
+        return self.code is None
+
+    def kill(self):
+        if self.going():
+            os.kill(self.pid, signal.SIGKILL)
+            self.code = wait(self.pid)
+
+
 def run_and_kill(command: list[str], output_dir: Path, log: Path, rng: random.Random) -> bool:
     """Starts the command and kills it at a random moment. False if it had finished by then."""
-    pid, before = start(main, command, log=log), last_step(output_dir)
+    run, before = Run(command, log), last_step(output_dir)
     target, begun = before + rng.randint(0, 8), time.perf_counter()
-    while last_step(output_dir) < target and finished_code(pid) is None:
+    while last_step(output_dir) < target and run.going():
         time.sleep(0.001)
     # Within a few steps' time of then, or, without a step to wait for, within the time that starting takes.
     took = (time.perf_counter() - begun) / max(1, target - before)
     end = time.perf_counter() + rng.uniform(0, took if target > before else 2.0)
-    while time.perf_counter() < end and finished_code(pid) is None:
+    while time.perf_counter() < end and run.going():
         time.sleep(0.001)
-    if (code := finished_code(pid)) is None:
-        os.kill(pid, signal.SIGKILL)
-        code = wait(pid)
-    ended.pop(pid, None)
-    if code not in (0, -signal.SIGKILL):
-        sys.exit(f"The run ended with exit code {code}:\n{log.read_text()[-2000:]}")
-    return code != 0
-
-
-ended: dict[int, int] = {}
-
-
-def finished_code(pid: int) -> int | None:
-    if pid not in ended and (code := finished(pid)) is not None:
-        ended[pid] = code
-    return ended.get(pid)
+    run.kill()
+    if run.code not in (0, -signal.SIGKILL):
+        sys.exit(f"The run ended with exit code {run.code}:\n{log.read_text()[-2000:]}")
+    return run.code != 0
 
 
 def check(folder: Path, kills: int, seed: int):
