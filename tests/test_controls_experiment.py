@@ -16,6 +16,12 @@ def material(tmp_path_factory):
     return make_material(tmp_path_factory.mktemp("material"))
 
 
+@pytest.fixture(autouse=True)
+def no_figures_of_members(monkeypatch):
+    # They take longer than a step of training, and other tests look at them.
+    monkeypatch.setattr("raptor_hf.distillation.run.save_figure", lambda figure, path: None)
+
+
 def make(material, output_dir, **changes) -> Experiment:
     parser = ConfigArgumentParser((ControlArguments, ModelArguments, DataArguments, DistillationArguments))
     return Experiment(*parser.parse(distil_flags(material, output_dir, **changes)))
