@@ -293,23 +293,34 @@ class RandomResizedCrop:
     def __init__(self, processor: BaseImageProcessor, image_size: int, scale=(0.25, 1.0), flip: bool = True):
         self.image_size, self.scale = image_size, scale
         self.flip = flip
-        self.mean = torch.tensor(processor.image_mean).view(-1, 1, 1)
-        self.std = torch.tensor(processor.image_std).view(-1, 1, 1)
+        self.mean, self.std = processor.image_mean, processor.image_std
 
     def __call__(self, image: Image.Image, rng: np.random.Generator) -> torch.Tensor:
         image = to_rgb(image)
-        width, height = image.size
-        area = width * height * rng.uniform(*self.scale)
-        ratio = math.exp(rng.uniform(*(math.log(edge) for edge in CROP_RATIO)))
-        crop_width, crop_height = min(width, math.sqrt(area * ratio)), min(height, math.sqrt(area / ratio))
-        left, top = rng.uniform(0, width - crop_width), rng.uniform(0, height - crop_height)
-        box = (left, top, left + crop_width, top + crop_height)
+        box = random_box(*image.size, self.scale, rng)
         size = (self.image_size, self.image_size)
         image = image.resize(size, Image.Resampling.BICUBIC, box=box, reducing_gap=3.0)
         if self.flip and rng.random() < 0.5:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 255
-        return (pixels - self.mean) / self.std
+        return normalized_pixels(image, self.mean, self.std)
+
+
+def random_box(width: int, height: int, scale, rng: np.random.Generator) -> tuple[float, float, float, float]:
+    """
+    (left, top, right, bottom) of a random crop, in pixels: a share `scale` (low, high) of the area at an aspect ratio
+    of `CROP_RATIO`, within the image.
+    """
+    area = width * height * rng.uniform(*scale)
+    ratio = math.exp(rng.uniform(*(math.log(edge) for edge in CROP_RATIO)))
+    crop_width, crop_height = min(width, math.sqrt(area * ratio)), min(height, math.sqrt(area / ratio))
+    left, top = rng.uniform(0, width - crop_width), rng.uniform(0, height - crop_height)
+    return left, top, left + crop_width, top + crop_height
+
+
+def normalized_pixels(image: Image.Image, mean, std) -> torch.Tensor:
+    """An 8-bit RGB image as (3, height, width), less the channels' `mean` and over their `std`, of pixels in 0..1."""
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (mean, std))
+    return (torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 255 - mean) / std
 
 
 def check_crop_scale(scale):

@@ -1,7 +1,6 @@
 """What the dense probes share: maps beside images, crops and padding of both, and how a head is trained and kept."""
 
 import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +19,7 @@ from tqdm.auto import tqdm
 from transformers import BaseImageProcessor, PreTrainedModel
 
 from ..files import write_json, write_safetensors
-from ..images import CROP_RATIO, decode_image
+from ..images import decode_image, normalized_pixels, random_box
 from ..plots import STYLE
 from .arguments import EvalArguments
 from .features import FeatureStore, compute_features, forward_features
@@ -156,18 +155,15 @@ class Framing:
 
     def frame(self, width: int, height: int, rng: np.random.Generator) -> Callable[..., Image.Image]:
         """What cuts and resizes an image, or a map beside it, of this size."""
-        left, top, flip = 0.0, 0.0, False
-        cut_width, cut_height = float(width), float(height)
+        left, top, right, bottom, flip = 0.0, 0.0, float(width), float(height), False
         if self.cut == "square":
-            cut_width = cut_height = float(min(width, height))
-            left, top = (width - cut_width) / 2, (height - cut_height) / 2
+            side = float(min(width, height))
+            left, top = (width - side) / 2, (height - side) / 2
+            right, bottom = left + side, top + side
         elif self.cut == "random":
-            area = width * height * rng.uniform(*self.scale)
-            ratio = math.exp(rng.uniform(*(math.log(edge) for edge in CROP_RATIO)))
-            cut_width, cut_height = min(width, math.sqrt(area * ratio)), min(height, math.sqrt(area / ratio))
-            left, top = rng.uniform(0, width - cut_width), rng.uniform(0, height - cut_height)
+            left, top, right, bottom = random_box(width, height, self.scale, rng)
             flip = rng.random() < 0.5
-        box = (left / width, top / height, (left + cut_width) / width, (top + cut_height) / height)
+        box = (left / width, top / height, right / width, bottom / height)
 
         def apply(picture: Image.Image, resample=Image.Resampling.BICUBIC) -> Image.Image:
             # Relative, as maps may have another resolution than their image.
@@ -180,9 +176,7 @@ class Framing:
 
     def pixel_values(self, picture: Image.Image) -> torch.Tensor:
         """(3, height, width), normalised, then padded."""
-        normalisation = (self.processor.image_mean, self.processor.image_std)
-        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in normalisation)
-        pixels = (torch.from_numpy(np.array(picture)).permute(2, 0, 1).float() / 255 - mean) / std
+        pixels = normalized_pixels(picture, self.processor.image_mean, self.processor.image_std)
         return F.pad(pixels, padding(pixels.shape[-2:], self.multiple_of))
 
 
