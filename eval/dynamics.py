@@ -20,7 +20,7 @@ from raptor_hf.dynamics.report import claims_table, draw_figures, write_report
 from raptor_hf.fidelity import LayerFidelity, epsilon_brh
 from raptor_hf.files import write_json
 from raptor_hf.images import CenterCrop, PixelValues, crop_size, load_image_dataset, load_image_processor, split_names
-from raptor_hf.parser import ConfigArgumentParser
+from raptor_hf.parser import ConfigArgumentParser, check_at_least_one
 from raptor_hf.phases import check_partition, find_phases
 from raptor_hf.probes.features import check_image_size
 from raptor_hf.vision_models import load_vision_model, token_slices
@@ -73,11 +73,9 @@ class Arguments:
     output_dir: str = field(default="outputs/dynamics", metadata={"help": "Where the results go."})
 
     def __post_init__(self):
-        for name, least in {"max_samples": 1, "batch_size": 1, "num_modes": 1, "perturbed_samples": 0}.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}.")
-        if self.iterations is not None and self.iterations < 1:
-            raise ValueError(f"iterations must be at least 1, got {self.iterations}.")
+        check_at_least_one(self, "max_samples", "batch_size", "num_modes", "iterations")
+        if self.perturbed_samples < 0:
+            raise ValueError(f"perturbed_samples must be at least 0, got {self.perturbed_samples}.")
         # Smaller pushes drown in rounding; much larger ones are no longer pushes.
         if not self.epsilons or not all(1e-4 <= eps <= 10 for eps in self.epsilons):
             raise ValueError(f"epsilons must be numbers from 1e-4 to 10, got {self.epsilons}.")

@@ -11,6 +11,14 @@ import yaml
 from transformers import HfArgumentParser
 
 
+def check_at_least_one(arguments, *names: str):
+    """Raises ValueError if one of the named fields is a number below 1."""
+    for name in names:
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}.")
+
+
 class ConfigArgumentParser(HfArgumentParser):
     """
     An `HfArgumentParser` whose defaults can come from a YAML file. Flags override the file. Unknown flags, unknown

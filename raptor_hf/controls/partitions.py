@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..distillation.run import MIN_PHASE_SIZE
+from ..parser import check_at_least_one
 from ..phases import OBJECTIVES, random_phases, shuffled_assignment
 from ..summary import table
 from .experiment import ControlArguments, Experiment
@@ -25,9 +26,7 @@ class Arguments(ControlArguments):
     )
 
     def __post_init__(self):
-        for name in ("num_random", "num_shuffled", "num_seeds"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        check_at_least_one(self, "num_random", "num_shuffled", "num_seeds")
 
 
 def measure(experiment: Experiment) -> dict:

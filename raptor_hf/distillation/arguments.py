@@ -6,19 +6,12 @@ from dataclasses import dataclass, field, fields
 from transformers import TrainingArguments
 
 from ..images import check_crop_scale
+from ..parser import check_at_least_one
 from .module import LossSettings
 
 # Three ways to say what the phases are: only one of them at a time.
 PHASE_FLAGS = ("phase_sizes", "num_phases", "block_assignment")
 TRAINING_MODES = ("two_stage", "teacher_forcing", "autoregressive", "output_only")
-
-
-def check_at_least_one(arguments, *names: str):
-    """Raises ValueError if one of the named fields is a number below 1."""
-    for name in names:
-        value = getattr(arguments, name)
-        if value is not None and value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}.")
 
 
 @dataclass

@@ -14,6 +14,7 @@ from transformers import AutoModel, PretrainedConfig
 
 from ..configuration_raptor import RaptorConfig
 from ..modeling_raptor import RaptorModel
+from ..parser import check_at_least_one
 from ..teachers import trajectory
 from .arguments import DistillationArguments
 from .module import DistillationModule
@@ -53,9 +54,7 @@ class EstimateArguments:
     )
 
     def __post_init__(self):
-        for name in ("num_devices", "num_images"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        check_at_least_one(self, "num_devices", "num_images")
         if not 0 < self.utilization <= 1:
             raise ValueError(f"utilization is a share of the peak, above 0 and at most 1, got {self.utilization}.")
 

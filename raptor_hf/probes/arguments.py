@@ -10,6 +10,7 @@ from transformers import BaseImageProcessor, PreTrainedModel
 
 from ..files import write_json
 from ..images import crop_size, load_image_dataset, load_image_processor
+from ..parser import check_at_least_one
 from ..teachers import load_vision_model
 from ..vision_models import read_config
 from .features import check_image_size
@@ -53,10 +54,7 @@ class EvalArguments:
     )
 
     def __post_init__(self):
-        for name in ("max_samples", "image_size", "batch_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}.")
+        check_at_least_one(self, "max_samples", "image_size", "batch_size")
 
     def load_model(self) -> tuple[PreTrainedModel, BaseImageProcessor]:
         """
