@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import datasets
@@ -18,6 +18,7 @@ from transformers import (
     set_seed,
 )
 
+from .decisive import decisive_arguments
 from .files import write_json
 from .images import CenterCrop, EpochSampler, PixelValues, RandomResizedCrop, check_crop_scale, load_image_dataset
 from .parser import ConfigArgumentParser
@@ -78,13 +79,11 @@ class TeacherArguments(TrainingArguments):
 
     def decisive(self) -> dict:
         """The arguments that decide what is trained: two runs that agree in them are the same run."""
-        inherited = {f.name for f in fields(TrainingArguments)}
-        own = {f.name for f in fields(self)} - inherited - {"overwrite_output_dir", "phase_structure_steps"}
-        shared = "learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_steps weight_decay adam_beta1 adam_beta2 "
-        shared += "adam_epsilon max_grad_norm num_train_epochs max_steps seed bf16 fp16 train_batch_size world_size "
-        shared += "gradient_accumulation_steps"
-        values = {name: getattr(self, name) for name in sorted(own | set(shared.split()))}
-        return json.loads(json.dumps(values, default=str))
+        return decisive_arguments(
+            self,
+            indifferent=("overwrite_output_dir", "phase_structure_steps"),
+            more=("train_batch_size", "world_size", "gradient_accumulation_steps"),
+        )
 
 
 class LabelledPixelValues(PixelValues):

@@ -7,8 +7,7 @@ from types import ModuleType
 from ..distillation import DataArguments, DistillationArguments, ModelArguments
 from ..distillation.arguments import PHASE_FLAGS
 from ..distillation.faults import RunStopped
-from ..distillation.run import _settings as decisive_settings
-from ..distillation.run import use_every_core
+from ..distillation.run import run_settings, use_every_core
 from ..files import write_json
 from ..parser import ConfigArgumentParser
 from ..plots import save_figure
@@ -47,7 +46,7 @@ def run_control(control: ModuleType, script: str, description: str, argv: list[s
             raise
         parser.exit(stop.exit_code, f"{parser.prog}: {' '.join(str(stop).split())}\n")
     if run.process_index == 0:
-        arguments = asdict(own) | decisive_settings(model, data, run)
+        arguments = asdict(own) | run_settings(model, data, run)
         write_json(Path(run.output_dir) / f"{path.stem}.json", {"arguments": arguments, "results": results})
         save_figure(control.plot(results), Path(run.output_dir) / path.stem)
         print(control.summary(results))

@@ -14,9 +14,10 @@ import psutil
 import torch
 from accelerate.utils import broadcast_object_list
 from torch.utils.data import DataLoader
-from transformers import TrainingArguments, set_seed
+from transformers import set_seed
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from ..decisive import decisive_arguments
 from ..digits import digits_teacher
 from ..files import write_json, written_aside
 from ..hub import push_to_hub, save_with_card
@@ -62,7 +63,7 @@ def distill(model_args: ModelArguments, data_args: DataArguments, args: Distilla
         RunInterrupted: after SIGTERM, when a checkpoint was saved.
     """
     output_dir = Path(args.output_dir)
-    settings = _settings(model_args, data_args, args)
+    settings = run_settings(model_args, data_args, args)
     with args.main_process_first(local=False):
         finished = None if args.overwrite_output_dir else _earlier_results(output_dir, settings)
     if finished is not None:
@@ -261,18 +262,16 @@ def use_every_core(args: DistillationArguments):
             torch.set_num_threads(max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))
 
 
-def _settings(model_args, data_args, args) -> dict:
+def run_settings(model_args: ModelArguments, data_args: DataArguments, args: DistillationArguments) -> dict:
     """The arguments that decide a run's outcome: two runs that agree in them are the same run."""
-    indifferent = {"output_dir", "overwrite_output_dir", "max_bad_image_share", "max_nonfinite_steps"}
-    own = {field.name for field in dataclasses.fields(DistillationArguments)} - indifferent
-    inherited = {field.name for field in dataclasses.fields(TrainingArguments)}
-    decisive = "learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_steps weight_decay adam_beta1 adam_beta2 "
-    decisive += "adam_epsilon max_grad_norm num_train_epochs max_steps seed bf16 fp16 optim optim_args "
-    decisive += "dataloader_drop_last " + ("dataloader_num_workers" if data_args.streaming else "")
-    names = sorted((own - inherited) | set(decisive.split()))
-    settings = dataclasses.asdict(model_args) | dataclasses.asdict(data_args)
-    settings |= {name: getattr(args, name) for name in names} | {"batch_size": args.global_batch_size}
-    return json.loads(json.dumps(settings, default=str))
+    streamed = ("dataloader_num_workers",) if data_args.streaming else ()
+    settings = decisive_arguments(
+        args,
+        indifferent=("overwrite_output_dir", "max_bad_image_share", "max_nonfinite_steps"),
+        more=("optim", "optim_args", "dataloader_drop_last", *streamed),
+        beside=dataclasses.asdict(model_args) | dataclasses.asdict(data_args),
+    )
+    return settings | {"batch_size": args.global_batch_size}
 
 
 def _remove_earlier_run(output_dir: Path):
