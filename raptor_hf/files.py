@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 ASIDE = "partial"
@@ -41,6 +42,15 @@ def written_aside(folder: str | Path) -> Iterator[Path]:
             path.replace(folder / path.name)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def is_whole_safetensors(path: Path) -> bool:
+    """Whether a safetensors file is there and not cut short: its header tells its length, so a torn one is refused."""
+    try:
+        with safe_open(path, framework="pt"):
+            return True
+    except (OSError, SafetensorError):
+        return False
 
 
 def write_safetensors(path: str | Path, tensors: dict[str, torch.Tensor]):

@@ -7,6 +7,7 @@ from torch.utils.data import DataLoader
 from transformers import AutoModelForImageClassification, BaseImageProcessor, PreTrainedModel
 
 from ..images import CenterCrop
+from ..probes.features import pool_tokens
 from ..teacher_training import LabelledPixelValues, class_indices
 from ..teachers import load_teacher_config, token_slices
 
@@ -40,18 +41,18 @@ def labelled_rows(
     return LabelledPixelValues(images, CenterCrop(processor), labels)
 
 
-def classify(head: nn.Linear, tokens: torch.Tensor, patches: slice) -> torch.Tensor:
+def classify(head: nn.Linear, tokens: torch.Tensor, slices: dict[str, slice]) -> torch.Tensor:
     """Classes (batch,) by a head on [cls, mean of patches] of normed tokens (batch, tokens, hidden_size)."""
-    features = torch.cat((tokens[:, 0], tokens[:, patches].mean(dim=1)), dim=1)
-    return head(features).argmax(dim=1)
+    features = pool_tokens(tokens, slices)
+    return head(torch.cat((features["cls"], features["patch_mean"]), dim=1)).argmax(dim=1)
 
 
 @torch.no_grad()
 def head_accuracy(model: PreTrainedModel, head: nn.Linear, rows: LabelledPixelValues, batch_size: int = 64) -> float:
     """Share of rows that a head puts into the right class on a backbone's features."""
-    patches = token_slices(model.config)["patch"]
+    slices = token_slices(model.config)
     right = 0
     for batch in DataLoader(rows, batch_size):
         tokens = model(batch["pixel_values"].to(model.device)).last_hidden_state
-        right += (classify(head, tokens, patches).cpu() == batch["labels"]).sum().item()
+        right += (classify(head, tokens, slices).cpu() == batch["labels"]).sum().item()
     return right / len(rows)

@@ -135,7 +135,7 @@ def layer_swap(
         LayerNorm, the mean over images of the cls token's and the patch tokens' mean. `accuracy`, (L, L), if there is
         a head. Row i is the place, column j the layer put there; the diagonal is the teacher as it is.
     """
-    layers, patches = teacher.encoder.layer, token_slices(teacher.config)["patch"]
+    layers, slices = teacher.encoder.layer, token_slices(teacher.config)
     num_layers, count = len(layers), 0
     cosine, right = np.zeros((num_layers, num_layers)), np.zeros((num_layers, num_layers))
     pairs = [(i, j) for i in range(num_layers) for j in range(num_layers) if operation == "replace" or i <= j]
@@ -151,9 +151,9 @@ def layer_swap(
             for layer in order[start:] if i != j else ():
                 hidden_states = layers[layer](hidden_states)
             similar = cosine_similarity(hidden_states, states[:, -1], dim=-1)
-            cosine[i, j] += (similar[:, 0] + similar[:, patches].mean(dim=1)).sum().item() / 2
+            cosine[i, j] += (similar[:, 0] + similar[:, slices["patch"]].mean(dim=1)).sum().item() / 2
             if head is not None:
-                classes = classify(head, teacher.layernorm(hidden_states), patches)
+                classes = classify(head, teacher.layernorm(hidden_states), slices)
                 right[i, j] += (classes.cpu() == batch["labels"]).sum().item()
     results = {"final_cosine": cosine / count}
     if head is not None:

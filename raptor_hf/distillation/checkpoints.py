@@ -6,11 +6,10 @@ import shutil
 import zipfile
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from ..files import written_aside
+from ..files import is_whole_safetensors, written_aside
 
 logger = logging.getLogger(__name__)
 NEEDED = (TRAINER_STATE_NAME, "*model*", "optimizer*", "scheduler.pt", "rng_state*")
@@ -29,12 +28,11 @@ def is_whole(folder: Path) -> bool:
         if not all(any(folder.glob(pattern)) for pattern in NEEDED):
             return False
         for path in folder.rglob("*"):
-            if path.suffix == ".safetensors":
-                with safe_open(path, "pt"):
-                    pass
-            elif path.suffix in (".pt", ".pth", ".bin") and not zipfile.is_zipfile(path):
+            if path.suffix == ".safetensors" and not is_whole_safetensors(path):
                 return False
-    except (OSError, ValueError, SafetensorError):
+            if path.suffix in (".pt", ".pth", ".bin") and not zipfile.is_zipfile(path):
+                return False
+    except (OSError, ValueError):
         return False
     return True
 

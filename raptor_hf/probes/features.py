@@ -11,13 +11,13 @@ import datasets
 import torch
 from datasets.fingerprint import Hasher
 from huggingface_hub.constants import HF_HOME
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from ..configuration_raptor import as_pair
-from ..files import write_safetensors
+from ..files import is_whole_safetensors, write_safetensors
 from ..images import PixelValues
 from ..teachers import token_slices
 
@@ -105,7 +105,7 @@ def compute_features(
     folder.mkdir(parents=True, exist_ok=True)
     rows = [range(start, min(start + size, len(images))) for start in range(0, len(images), size)]
     files = [folder / f"{index:05d}.safetensors" for index in range(len(rows))]
-    missing = [index for index, path in enumerate(files) if not _is_whole(path)]
+    missing = [index for index, path in enumerate(files) if not is_whole_safetensors(path)]
     # Batches that end where a file ends.
     batches = {i: [rows[i][j : j + batch_size] for j in range(0, len(rows[i]), batch_size)] for i in missing}
     loader = DataLoader(images, batch_sampler=list(itertools.chain(*batches.values())), num_workers=num_workers)
@@ -143,12 +143,18 @@ def forward_features(
     check_image_size(model.config, height, width)
     tokens = model(pixel_values).last_hidden_state
     slices = token_slices(model.config)
+    if kind == "pooled":
+        return pool_tokens(tokens, slices)
     patches = tokens[:, slices["patch"]]
     features = {"cls": tokens[:, 0]} if "cls" in slices else {}
-    if kind == "pooled":
-        return features | {"patch_mean": patches.mean(dim=1)}
     patch_height, patch_width = as_pair(model.config.patch_size)
     return features | {"patch": patches.unflatten(1, (height // patch_height, width // patch_width))}
+
+
+def pool_tokens(tokens: torch.Tensor, slices: dict[str, slice]) -> dict[str, torch.Tensor]:
+    """`cls`, if there is one, and `patch_mean`, (batch, hidden_size) each, of tokens (batch, tokens, hidden_size)."""
+    features = {"cls": tokens[:, 0]} if "cls" in slices else {}
+    return features | {"patch_mean": tokens[:, slices["patch"]].mean(dim=1)}
 
 
 def feature_key(model: PreTrainedModel, dataset: datasets.Dataset, transform: Callable, kind: str) -> str:
@@ -163,15 +169,6 @@ def feature_key(model: PreTrainedModel, dataset: datasets.Dataset, transform: Ca
         digest.update(f"{name} {tensor.dtype}".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     return digest.hexdigest()[:32]
-
-
-def _is_whole(path: Path) -> bool:
-    try:
-        # The header tells the length, so a torn file doesn't open.
-        with safe_open(path, framework="pt"):
-            return True
-    except (OSError, SafetensorError):
-        return False
 
 
 def _check_disk(folder: Path, part: dict[str, torch.Tensor], num_images: int):
