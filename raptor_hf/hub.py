@@ -3,7 +3,7 @@
 import math
 import re
 import tempfile
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from os import PathLike
 from pathlib import Path
 
@@ -30,6 +30,7 @@ PUSHED_FILES = [
     "*.safetensors.index*.json",
     "configuration_raptor.py",
     "modeling_raptor.py",
+    "patch_components.png",
 ]
 AUTO_CLASSES = {
     RaptorForImageClassification: "AutoModelForImageClassification",
@@ -38,6 +39,8 @@ AUTO_CLASSES = {
 }
 STAGES = {"before": "Before training", "after_stage1": "After stage 1", "after_stage2": "After stage 2"}
 TOKENS = ("cls", "register", "patch")
+# Below so many different training images a card warns of it.
+FEW_IMAGES = 100_000
 # Of TrainingArguments a card shows those that shape the optimisation, of other arguments all but places and secrets.
 OPTIMIZATION_ARGUMENTS = {
     *("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "optim", "max_grad_norm"),
@@ -49,6 +52,26 @@ PRIVATE_ARGUMENT = re.compile(r"^teacher$|(^|_)(dataset|dir|path|folder|files?|c
 LOCAL_PATH = re.compile(r"(^|[^\w.])[\\/]")
 
 
+@dataclass
+class Comparison:
+    """
+    What a card tells of a task: a figure of the Raptor beside the same of its teacher.
+
+    Args:
+        task: as readers know it, such as "linear probe".
+        dataset, metric: what it was measured on, and by.
+        teacher, raptor: the two figures, of a metric that is better the higher it is.
+        task_type: the Hub's name for such tasks.
+    """
+
+    task: str
+    dataset: str
+    metric: str
+    teacher: float
+    raptor: float
+    task_type: str = "image-classification"
+
+
 def model_card(
     model: PreTrainedModel,
     results: dict | None = None,
@@ -56,6 +79,8 @@ def model_card(
     repo_id: str | None = None,
     license: str | None = None,
     eval_results: list[EvalResult] | None = None,
+    comparisons: list[Comparison] | None = None,
+    picture: str | None = None,
 ) -> ModelCard:
     """
     The model card of a Raptor: what it is, what it keeps of its teacher, how it was made, how to use it.
@@ -65,21 +90,23 @@ def model_card(
     Args:
         model: the Raptor, with or without a head.
         results: any of what `training/distill.py` writes to results.json: `teacher`, `dataset` (a name or a folder),
-            `image_size` (pixels), `arguments`, `wall_time_seconds`, `images_seen`, `parameters`
-            (`{"teacher": n, "raptor": n}`), and `fidelity`: for each of `before`, `after_stage1`, `after_stage2` what
-            [`raptor_hf.fidelity.LayerFidelity`] computes, lists of L + 1 numbers, index 0 the embeddings, on images of
-            the argument `validation_dataset` or else of `dataset`.
+            `image_size` (pixels), `train_images` (different ones), `arguments`, `wall_time_seconds`, `images_seen`,
+            `parameters` (`{"teacher": n, "raptor": n}`), and `fidelity`: for each of `before`, `after_stage1`,
+            `after_stage2` what [`raptor_hf.fidelity.LayerFidelity`] computes, lists of L + 1 numbers, index 0 the
+            embeddings, on images of the argument `validation_dataset` or else of `dataset`.
         repo_id: `user/name`, for the code to use it.
         license: the identifier of the weights' licence on the Hub. Defaults to that of the teacher, where it is one of
             Meta's DINOv2 (Apache-2.0); otherwise none is stated.
         eval_results: further measured figures.
+        comparisons: figures with the teacher's own beside them.
+        picture: file name, in the card's folder, of a figure of patch features by `eval/patch_components.py`.
 
     Raises:
         ValueError: if the model is no Raptor.
         huggingface_hub.errors.HFValidationError: if `repo_id` is no name for a repository.
     """
     results = {key: value for key, value in (results or {}).items() if value is not None}
-    eval_results = eval_results or []
+    eval_results, comparisons = eval_results or [], comparisons or []
     if repo_id is not None:
         validate_repo_id(repo_id)
     teacher, dataset = _source(results.get("teacher")), _source(results.get("dataset"))
@@ -90,7 +117,7 @@ def model_card(
     title = f"Raptor of {teacher['name']}" if teacher else "Raptor"
     if license is None and teacher and teacher["on_hub"] and teacher["name"].startswith("facebook/dinov2"):
         license = "apache-2.0"
-    measured = _fidelity_results(fidelity, measured_on) + eval_results
+    measured = _fidelity_results(fidelity, measured_on) + eval_results + [_result(one) for one in comparisons]
     auto_class = next((name for base, name in AUTO_CLASSES.items() if isinstance(model, base)), None)
     if auto_class is None:
         raise ValueError(f"A {type(model).__name__} is no Raptor: this card tells of Raptors only.")
@@ -125,6 +152,9 @@ def model_card(
             fidelity=_fidelity_rows(fidelity),
             layers=_layers(fidelity),
             evaluations=eval_results,
+            comparisons=[_comparison_row(one) for one in comparisons],
+            picture=picture,
+            few_images=0 < (results.get("train_images") or 0) < FEW_IMAGES,
             image_size=results.get("image_size"),
             training=_training(results, dataset),
             arguments=_arguments(arguments),
@@ -348,11 +378,34 @@ def _fidelity_results(fidelity: dict, dataset: dict | None) -> list[EvalResult]:
     ]
 
 
+def _comparison_row(one: Comparison) -> list[str]:
+    share = one.raptor / one.teacher if one.teacher else math.nan
+    return [
+        one.task,
+        one.dataset,
+        one.metric,
+        *map(_figure, (one.teacher, one.raptor)),
+        _figure(100 * share, "{:.1f} %"),
+    ]
+
+
+def _result(one: Comparison) -> EvalResult:
+    return EvalResult(
+        task_type=one.task_type,
+        dataset_type=one.dataset,
+        dataset_name=one.dataset,
+        metric_type=one.metric,
+        metric_name=f"{one.task}: {one.metric}",
+        metric_value=round(one.raptor, 4),
+    )
+
+
 def _training(results: dict, dataset: dict | None) -> list[tuple[str, str]]:
     seconds = results.get("wall_time_seconds")
     rows = {
         "Dataset": dataset and dataset["name"],
         "Image size": "image_size" in results and f"{results['image_size']} pixels",
+        "Different images": results.get("train_images") and _figure(results["train_images"], "{:,}"),
         "Images seen": "images_seen" in results and _figure(results["images_seen"], "{:,}"),
         "Time": seconds is not None
         and (_figure(seconds / 3600, "{:.1f} hours") if seconds >= 3600 else _figure(seconds, "{:.0f} seconds")),

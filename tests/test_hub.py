@@ -18,7 +18,7 @@ from safetensors import safe_open
 from transformers import BitImageProcessorPil
 
 from raptor_hf import RaptorConfig, RaptorForImageClassification, RaptorModel
-from raptor_hf.hub import model_card, push_to_hub, save_with_card
+from raptor_hf.hub import Comparison, model_card, push_to_hub, save_with_card
 
 HOSTILE = [
     "<script>alert(1)<",
@@ -174,6 +174,18 @@ def test_names_do_not_break_out(model, hostile):
     assert metadata["license"] == hostile and metadata.keys() == plain_card.data.to_dict().keys()
     assert ModelCard(str(hostile_card)).data.to_dict() == metadata
     assert "49" not in hostile_card.text
+
+
+def test_comparisons_with_the_teacher_and_a_warning_of_few_images(model):
+    comparisons = [Comparison("linear probe", "Stamps", "accuracy", 0.8, 0.6), Comparison("kNN", "x", "y", 0.0, 0.1)]
+    card = model_card(model, full_results(train_images=5000), comparisons=comparisons, picture="components.png")
+    assert "| linear probe | Stamps | accuracy | 0.800 | 0.600 | 75.0 % |" in card.text
+    assert "| kNN | x | y | 0.000 | 0.100 | – |" in card.text
+    assert "](components.png)" in card.text and "- Different images: 5,000" in card.text
+    assert "few pictures" in card.text and "--phase_sizes 2 1 --max_steps" in card.text
+    values = {result.metric_name: result.metric_value for result in card.data.eval_results}
+    assert values["linear probe: accuracy"] == 0.6
+    assert "few pictures" not in model_card(model, full_results(train_images=1_000_000)).text
 
 
 def test_further_results_and_licence(model):

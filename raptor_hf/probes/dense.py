@@ -1,6 +1,5 @@
 """What the dense probes share: maps beside images, crops and padding of both, and how a head is trained and kept."""
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from tqdm.auto import tqdm
 from transformers import BaseImageProcessor, PreTrainedModel
 
-from ..files import write_json, write_safetensors
+from ..files import read_json, write_json, write_safetensors
 from ..images import decode_image, normalized_pixels, random_box
 from ..plots import STYLE
 from .arguments import EvalArguments
@@ -255,7 +254,7 @@ class DenseHead(nn.Module):
     @classmethod
     def load(cls, folder: str | Path) -> "DenseHead":
         """The head that `save` wrote. Raises ValueError if it is of another kind, OSError if there is none."""
-        config = json.loads((Path(folder) / "config.json").read_text())
+        config = read_json(Path(folder) / "config.json")
         if config["head"] != cls.__name__:
             raise ValueError(f"{folder} holds a {config['head']}, not a {cls.__name__}.")
         head = cls(**config["settings"])
@@ -336,24 +335,26 @@ def shown_rows(count: int) -> set[int]:
 
 
 def plot_maps(
-    rows: Sequence[tuple[Image.Image, np.ndarray, np.ndarray]], label: str | None = None, limits=None
+    rows: Sequence[tuple], label: str | None = None, limits=None, titles=("picture", "truth", "prediction")
 ) -> Figure:
     """
-    Pictures, true maps and predicted maps, a row for each image.
+    Pictures and maps side by side, a row for each image.
 
     Args:
-        rows: (picture, truth, prediction). Maps are colours (height, width, 3) or numbers (height, width).
+        rows: (picture, map, ...). Maps are colours (height, width, 3) or numbers (height, width).
         label: of the numbers' colour bar.
         limits: lowest and highest number.
+        titles: of the columns.
     """
     with mpl.rc_context(STYLE):
-        heights = [2.2 * truth.shape[0] / truth.shape[1] for _, truth, _ in rows]
-        width, height = 6.8 + (0.9 if label else 0), sum(heights) + 0.3
+        heights = [2.2 * first.shape[0] / first.shape[1] for _, first, *_ in rows]
+        right = 2.25 * len(titles)
+        width, height = right + 0.05 + (0.9 if label else 0), sum(heights) + 0.3
         # Placed by hand: a constrained layout of so many panels takes seconds.
         figure = Figure(figsize=(width, height))
-        place = {"left": 0.01, "right": 6.75 / width, "bottom": 0.01, "top": 1 - 0.25 / height, "wspace": 0.03}
+        place = {"left": 0.01, "right": right / width, "bottom": 0.01, "top": 1 - 0.25 / height, "wspace": 0.03}
         panels = figure.subplots(
-            len(rows), 3, squeeze=False, height_ratios=heights, gridspec_kw=place | {"hspace": 0.04}
+            len(rows), len(titles), squeeze=False, height_ratios=heights, gridspec_kw=place | {"hspace": 0.04}
         )
         for axes, row in zip(panels, rows):
             for panel, values in zip(axes, row):
@@ -362,8 +363,8 @@ def plot_maps(
                     values, interpolation="nearest", aspect="auto", **(scale if np.ndim(values) == 2 else {})
                 )
                 panel.set_axis_off()
-        for panel, title in zip(panels[0], ("picture", "truth", "prediction")):
+        for panel, title in zip(panels[0], titles):
             panel.set_title(title)
         if label:
-            figure.colorbar(drawn, cax=figure.add_axes((6.9 / width, 0.1, 0.15 / width, 0.8)), label=label)
+            figure.colorbar(drawn, cax=figure.add_axes(((right + 0.15) / width, 0.1, 0.15 / width, 0.8)), label=label)
     return figure
