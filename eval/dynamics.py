@@ -19,7 +19,16 @@ from raptor_hf.dynamics import ModelDynamics
 from raptor_hf.dynamics.report import claims_table, draw_figures, write_report
 from raptor_hf.fidelity import LayerFidelity, epsilon_brh
 from raptor_hf.files import write_json
-from raptor_hf.images import CenterCrop, PixelValues, crop_size, load_image_dataset, load_image_processor, split_names
+from raptor_hf.images import (
+    CenterCrop,
+    PixelValues,
+    count_bad_images,
+    crop_size,
+    load_image_dataset,
+    load_image_processor,
+    split_names,
+    without_bad_images,
+)
 from raptor_hf.parser import ConfigArgumentParser, check_at_least_one
 from raptor_hf.phases import check_partition, find_phases
 from raptor_hf.probes.features import check_image_size
@@ -158,7 +167,7 @@ def main(argv: list[str] | None = None):
         args.split = args.split or default_split(args.dataset)
         dataset = load_image_dataset(args.dataset, args.split, image_column=args.image_column)
         order = np.random.default_rng(args.seed).permutation(len(dataset))
-        dataset = dataset.select(order[: args.max_samples])
+        dataset, bad_images = without_bad_images(dataset.select(order[: args.max_samples]))
         labels = read_labels(dataset, args.label_column)
         paths = ([args.teacher] if args.teacher else []) + args.model
         subjects = [Subject(args, path) for path in paths]
@@ -173,7 +182,12 @@ def main(argv: list[str] | None = None):
     models = [
         subject.results(args, name) | {"slug": slug} for subject, name, slug in zip(subjects, names, slugs(names))
     ]
-    results = {"arguments": asdict(args), "models": models, "comparisons": compare(fidelities, names)}
+    results = {
+        "arguments": asdict(args),
+        "bad_images": count_bad_images({args.split: bad_images}),
+        "models": models,
+        "comparisons": compare(fidelities, names),
+    }
     output_dir = Path(args.output_dir)
     write_json(output_dir / "dynamics.json", finite(results))
     figures = draw_figures(models, output_dir)

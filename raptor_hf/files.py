@@ -11,7 +11,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-ASIDE = "partial"
+# No name that a user's own folder would have: what is left of it is deleted.
+ASIDE = ".raptor_hf-partial"
 
 
 def write_json(path: str | Path, content):
@@ -24,6 +25,35 @@ def write_json(path: str | Path, content):
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def read_json(path: str | Path, kind: type = dict) -> dict | list:
+    """
+    The object, or whatever `kind` says, that a JSON file holds.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it holds anything else.
+    """
+    try:
+        content = json.loads(Path(path).read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}): delete it, or give another folder.") from error
+    if not isinstance(content, kind):
+        raise ValueError(f"{path} is damaged (it holds no {kind.__name__}): delete it, or give another folder.")
+    return content
+
+
+def check_writable(folder: str | Path):
+    """Raises ValueError if a folder, or the nearest one above it that is there, can't be written to."""
+    folder = Path(folder).absolute()
+    try:
+        nearest = next(path for path in (folder, *folder.parents) if path.exists())
+        writable = nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
+    except OSError:
+        writable = False
+    if not writable:
+        raise ValueError(f"output_dir {folder} is no folder that can be written to: give another --output_dir.")
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Images: from a data set on the Hub or on disk to pixel values."""
 
+import io
 import itertools
 import json
 import math
@@ -10,19 +11,32 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import datasets
+import fsspec
 import numpy as np
 import torch
 from PIL import Image
 from transformers import AutoImageProcessor, BaseImageProcessor, BitImageProcessorPil
+from transformers.utils import IMAGE_PROCESSOR_NAME
 
+from .augmentation import trivial_augment
 from .digits import load_digits_dataset
+from .photographs import load_photographs_dataset
 
+# What loads each, and its splits.
+EMBEDDED = {
+    "digits": (load_digits_dataset, ["train", "validation", "test"]),
+    "photographs": (load_photographs_dataset, ["test"]),
+}
 CROP_RATIO = (3 / 4, 4 / 3)
 # Resizing the short side of a longer strip to that of a crop would take any amount of memory.
 MAX_ASPECT_RATIO = 100
 # Where so many rows in a row can't be read, it isn't single images that are bad.
 MAX_REPLACEMENTS = 100
 REPORT_BYTES = 120
+# So many bad images are named.
+NAMED_IMAGES = 5
+# Those that Pillow decodes itself: PostScript, for one, it hands to an interpreter.
+IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "MPO", "JPEG2000", "AVIF", "TGA", "ICO", "HEIF")
 
 
 class BadImageError(ValueError):
@@ -36,8 +50,8 @@ def load_image_dataset(
     A split of an image data set, its image column renamed to `image` and decoded on access.
 
     Args:
-        name_or_path: `"digits"` (scikit-learn's, embedded), a Hub name, a folder of images or of parquet files, a
-            parquet file, or a folder that `save_to_disk` wrote.
+        name_or_path: an embedded one (`"digits"`, `"photographs"`), a Hub name, a folder of images or of parquet
+            files, a parquet file, or a folder that `save_to_disk` wrote.
         split: one of [`split_names`].
         streaming: whether rows are read as they are needed, without a copy on disk.
         image_column: the column's name; found if there is only one that holds images.
@@ -50,8 +64,8 @@ def load_image_dataset(
     if re.split(r"[\[+]", split)[0] not in names:
         raise ValueError(f"Data set {name_or_path} has no split {split}: it has {', '.join(names)}.")
     with _as_value_error(f"Data set {name_or_path}, split {split}, can't be loaded"):
-        if name_or_path == "digits":
-            dataset = load_digits_dataset(split)
+        if name_or_path in EMBEDDED:
+            dataset = EMBEDDED[name_or_path][0](split)
         elif (path / "dataset_dict.json").is_file():
             dataset = datasets.load_from_disk(path)[split]
         elif (path / "state.json").is_file():
@@ -76,8 +90,8 @@ def split_names(name_or_path: str) -> list[str]:
     """
     path = Path(name_or_path)
     with _as_value_error(f"Data set {name_or_path} can't be loaded"):
-        if name_or_path == "digits":
-            return ["train", "validation", "test"]
+        if name_or_path in EMBEDDED:
+            return EMBEDDED[name_or_path][1]
         if (path / "dataset_dict.json").is_file():
             return json.loads((path / "dataset_dict.json").read_text())["splits"]
         if (path / "state.json").is_file() or path.suffix == ".parquet":
@@ -152,23 +166,23 @@ def load_image_processor(name_or_path: str, image_size: int | None = None) -> Ba
     Args:
         name_or_path: a Hub name or a folder.
         image_size: pixels of the centre crop; by default the processor's own.
+
+    Raises:
+        ValueError: if the model brings one that is damaged.
     """
+    file = Path(name_or_path) / IMAGE_PROCESSOR_NAME
     try:
-        processor = AutoImageProcessor.from_pretrained(name_or_path)
-    except (OSError, ValueError):
+        processor = _of_images(AutoImageProcessor.from_pretrained(name_or_path))
+        _check_image_processor(processor)
+    # A damaged file leads the library to errors of any kind.
+    except Exception as error:
+        if file.is_file() or not isinstance(error, (OSError, ValueError)):
+            reason = str(error).strip().splitlines()[0]
+            raise ValueError(f"The image processor in {file} can't be used ({reason}): mend or remove it.") from error
         processor = BitImageProcessorPil(
             size={"shortest_edge": 256},
             image_mean=[0.485, 0.456, 0.406],
             image_std=[0.229, 0.224, 0.225],
-        )
-    if getattr(processor, "max_num_patches", None):
-        # SigLIP 2's makes patches of an image's own shape; models here take images and cut them themselves.
-        side = processor.patch_size * math.isqrt(processor.max_num_patches)
-        processor = BitImageProcessorPil(
-            size={"shortest_edge": side},
-            crop_size={"height": side, "width": side},
-            image_mean=processor.image_mean,
-            image_std=processor.image_std,
         )
     if image_size is not None and crop_size(processor) != image_size:
         square = {"height": image_size, "width": image_size}
@@ -180,6 +194,27 @@ def load_image_processor(name_or_path: str, image_size: int | None = None) -> Ba
             processor.do_center_crop = True
         processor.crop_size = square
     return processor
+
+
+def _of_images(processor: BaseImageProcessor) -> BaseImageProcessor:
+    """SigLIP 2's makes patches of an image's own shape; models here take images and cut them themselves."""
+    if not getattr(processor, "max_num_patches", None):
+        return processor
+    side = processor.patch_size * math.isqrt(processor.max_num_patches)
+    return BitImageProcessorPil(
+        size={"shortest_edge": side},
+        crop_size={"height": side, "width": side},
+        image_mean=processor.image_mean,
+        image_std=processor.image_std,
+    )
+
+
+def _check_image_processor(processor: BaseImageProcessor):
+    if crop_size(processor) < 1:
+        raise ValueError(f"it makes images of {crop_size(processor)} pixels")
+    mean, std = (torch.tensor(values, dtype=torch.float) for values in (processor.image_mean, processor.image_std))
+    if not (mean.isfinite().all() and std.isfinite().all() and (std > 0).all()):
+        raise ValueError(f"it normalises by mean {processor.image_mean} and deviation {processor.image_std}")
 
 
 def crop_size(processor: BaseImageProcessor) -> int:
@@ -204,7 +239,7 @@ def decode_image(value: dict | Image.Image | None) -> Image.Image:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            image = datasets.Image().decode_example(value)
+            image = value if isinstance(value, Image.Image) else _open_image(value)
         if max(image.size) > MAX_ASPECT_RATIO * min(image.size):
             raise BadImageError(f"a strip of {image.width} x {image.height} pixels")
         return to_rgb(image)
@@ -217,16 +252,49 @@ def decode_image(value: dict | Image.Image | None) -> Image.Image:
         raise BadImageError(reason.splitlines()[0] if reason else type(error).__name__) from error
 
 
+def _open_image(value: dict) -> Image.Image:
+    content, path = value["bytes"], value["path"]
+    if content is None and path is not None:
+        # A row of a parquet file could name any address; those of streamed folders are on the Hub.
+        if set(re.findall(r"(\w+)://", path)) - {"hf", "zip", "tar", "gzip"}:
+            raise BadImageError("an address in place of an image")
+        with fsspec.open(path, "rb") as file:
+            content = file.read()
+    if content is not None:
+        Image.init()
+        # Refuses a file by its first bytes, before anything else of it is read.
+        Image.open(io.BytesIO(content), formats=[name for name in IMAGE_FORMATS if name in Image.OPEN])
+    return datasets.Image().decode_example({"bytes": content, "path": path})
+
+
 def without_bad_images(dataset: datasets.Dataset) -> tuple[datasets.Dataset, list[str]]:
-    """The rows of a data set whose `image` can be read, and what the others are called and suffer from."""
-    good, bad = [], []
-    for index, value in enumerate(_undecoded(dataset)["image"]):
-        try:
-            decode_image(value)
-            good.append(index)
-        except BadImageError as error:
-            bad.append(_bad_image(value, index, error))
-    return (dataset.select(good) if bad else dataset), bad
+    """
+    The rows of a data set whose `image` can be read, and what the others are called and suffer from. What was found
+    is kept in the data set's cache, as far as it has one on disk.
+
+    Raises:
+        ValueError: if there is none that can be read.
+    """
+    checked = _undecoded(dataset).map(_fault, with_indices=True, remove_columns="image", desc="Checking images")
+    faults = list(checked["fault"])
+    good = [index for index, fault in enumerate(faults) if not fault]
+    if not good:
+        raise ValueError(f"None of {len(faults)} images can be read ({faults[0]}): give another data set or column.")
+    return (dataset.select(good) if len(good) < len(faults) else dataset), [fault for fault in faults if fault]
+
+
+def count_bad_images(bad: dict[str, list[str]]) -> dict:
+    """For results: how many of each split couldn't be read, and the `first` few, by name and fault."""
+    names = [name for split in bad.values() for name in split]
+    return {split: len(names) for split, names in bad.items()} | {"first": names[:NAMED_IMAGES]}
+
+
+def _fault(row: dict, index: int) -> dict[str, str]:
+    try:
+        decode_image(row["image"])
+    except BadImageError as error:
+        return {"fault": _bad_image(row["image"], index, error)}
+    return {"fault": ""}
 
 
 def _undecoded(dataset):
@@ -288,11 +356,21 @@ class RandomResizedCrop:
     """
     A random crop of a share `scale` of the area at an aspect ratio of `CROP_RATIO`, resized bicubically to a square,
     flipped half the time, normalised as the image processor does. Image -> (channels, image_size, image_size).
+
+    Args:
+        augment: whether [`trivial_augment`] follows the crop.
     """
 
-    def __init__(self, processor: BaseImageProcessor, image_size: int, scale=(0.25, 1.0), flip: bool = True):
+    def __init__(
+        self,
+        processor: BaseImageProcessor,
+        image_size: int,
+        scale=(0.25, 1.0),
+        flip: bool = True,
+        augment: bool = False,
+    ):
         self.image_size, self.scale = image_size, scale
-        self.flip = flip
+        self.flip, self.augment = flip, augment
         self.mean, self.std = processor.image_mean, processor.image_std
 
     def __call__(self, image: Image.Image, rng: np.random.Generator) -> torch.Tensor:
@@ -302,6 +380,8 @@ class RandomResizedCrop:
         image = image.resize(size, Image.Resampling.BICUBIC, box=box, reducing_gap=3.0)
         if self.flip and rng.random() < 0.5:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        if self.augment:
+            image = trivial_augment(image, rng)
         return normalized_pixels(image, self.mean, self.std)
 
 
@@ -371,16 +451,17 @@ class StreamedPixelValues(torch.utils.data.IterableDataset):
     """
 
     def __init__(self, dataset: datasets.IterableDataset, transform, seed: int = 0, buffer_size: int = 1000):
-        self.dataset = _undecoded(dataset).shuffle(seed=seed, buffer_size=buffer_size)
+        self.dataset, self.buffer_size = _undecoded(dataset), buffer_size
         self.transform, self.seed = transform, seed
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         worker = torch.utils.data.get_worker_info()
         index, bad = 0, []
         for epoch in itertools.count():
-            self.dataset.set_epoch(epoch)
+            # Not `set_epoch`: workers share that, and the first to begin an epoch would set it for all.
+            shuffled = self.dataset.shuffle(seed=self.seed + epoch, buffer_size=self.buffer_size)
             position = None
-            for position, row in enumerate(self.dataset):
+            for position, row in enumerate(shuffled):
                 rng = np.random.default_rng((self.seed, worker.id if worker else 0, index))
                 try:
                     pixels = self.transform(decode_image(row["image"]), rng)

@@ -10,6 +10,8 @@ from typing import get_type_hints
 import yaml
 from transformers import HfArgumentParser
 
+from .files import check_writable
+
 
 def check_at_least_one(arguments, *names: str):
     """Raises ValueError if one of the named fields is a number below 1."""
@@ -61,7 +63,11 @@ class ConfigArgumentParser(HfArgumentParser):
                 flag = unknown[0].split("=")[0]
                 self._refuse_unknown(flag, flag.lstrip("-"), "--")
             values = {key: value for key, value in vars(namespace).items() if key != "config"}
-            return self.parse_dict(values)
+            parsed = self.parse_dict(values)
+            for arguments in parsed:
+                if hasattr(arguments, "output_dir"):
+                    check_writable(arguments.output_dir)
+            return parsed
         except json.JSONDecodeError as error:
             self.error(f"{error.doc!r} should be JSON, but isn't ({error.msg}).")
         # TrainingArguments also raise what the libraries raise that its flags ask for.

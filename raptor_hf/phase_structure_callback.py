@@ -1,6 +1,5 @@
 """Whether phases emerge while a model is trained: a callback for any Trainer (arXiv 2512.19941, Figure 4)."""
 
-import json
 import logging
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader, Subset
 from transformers import Trainer, TrainerCallback
 
-from .files import write_json
+from .files import read_json, write_json
 from .phases import check_partition, find_phases, layer_similarity, partition_objective, random_phases
 
 logger = logging.getLogger(__name__)
@@ -71,7 +70,7 @@ class PhaseStructureCallback(TrainerCallback):
     def on_train_begin(self, args, state, control, **kwargs):
         if state.global_step and self.path.is_file():
             # A continued run: what the interrupted one measured after its last checkpoint is measured again.
-            earlier = json.loads(self.path.read_text())
+            earlier = read_json(self.path, list)
             self.measured = [entry for entry in earlier if entry["step"] <= state.global_step]
         if not state.global_step:
             self._measure(state)

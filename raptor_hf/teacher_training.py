@@ -1,6 +1,5 @@
 """Training a DINOv2-architecture ViT from scratch on labelled images: small teachers for experiments."""
 
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,8 +18,17 @@ from transformers import (
 )
 
 from .decisive import decisive_arguments
-from .files import write_json
-from .images import CenterCrop, EpochSampler, PixelValues, RandomResizedCrop, check_crop_scale, load_image_dataset
+from .files import read_json, write_json
+from .images import (
+    CenterCrop,
+    EpochSampler,
+    PixelValues,
+    RandomResizedCrop,
+    check_crop_scale,
+    count_bad_images,
+    load_image_dataset,
+    without_bad_images,
+)
 from .parser import ConfigArgumentParser
 from .phase_structure_callback import PhaseStructureCallback
 
@@ -161,6 +169,7 @@ def train_teacher(args: TeacherArguments) -> dict:
         load_image_dataset(args.dataset, split, image_column=args.image_column)
         for split in (args.train_split, args.test_split)
     )
+    (train, bad_train), (test, bad_test) = without_bad_images(train), without_bad_images(test)
     names = class_names(train, args.label_column)
     labels = class_indices(train, args.label_column, names)
     test_labels = class_indices(test, args.label_column, names)
@@ -200,6 +209,7 @@ def train_teacher(args: TeacherArguments) -> dict:
     results = {
         "test_accuracy": metrics["eval_accuracy"],
         "parameters": model.num_parameters(),
+        "bad_images": count_bad_images({"train": bad_train, "test": bad_test}),
         "arguments": args.decisive(),
     }
     trainer.save_model()
@@ -215,7 +225,7 @@ def _finished(args: TeacherArguments) -> dict | None:
     path = Path(args.output_dir) / RESULTS_NAME
     if args.overwrite_output_dir or not path.is_file():
         return None
-    results, wanted = json.loads(path.read_text()), args.decisive()
+    results, wanted = read_json(path), args.decisive()
     for name, value in wanted.items():
         if results["arguments"].get(name) != value:
             raise ValueError(

@@ -8,7 +8,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
 
-from .configuration_raptor import as_pair
+from .configuration_raptor import MAX_LAYERS, as_pair
 from .modeling_raptor import check_shards
 
 # Each family's tokens in order. A count that isn't given is the configuration's `num_register_tokens`, or 1.
@@ -69,10 +69,19 @@ def load_vision_model(
 def read_config(name_or_path: str, trust_remote_code: bool = False, role: str = "Model") -> PretrainedConfig:
     """A model's configuration. Raises ValueError, which calls the model by its role, if there is none."""
     try:
-        return AutoConfig.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().split("\n")[0]
+        # Looked at first: making a configuration of endless depth takes all memory.
+        stated, _ = PretrainedConfig.get_config_dict(name_or_path)
+        depth = (stated.get("vision_config") or stated).get("num_hidden_layers", 1)
+        if not isinstance(depth, int) or not 1 <= depth <= MAX_LAYERS:
+            raise ValueError(f"its num_hidden_layers is {depth}, not one from 1 to {MAX_LAYERS}")
+        config = AutoConfig.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
+    # A damaged file leads the library to errors of any kind.
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).split("\n")[0]
         raise ValueError(f"{role} {name_or_path} can't be loaded ({reason}): give a Hub name or a folder.") from error
+    # A kernel for attention would be code from the Hub: which one is used isn't for the model's file to say.
+    config._attn_implementation = None
+    return config
 
 
 def load_frozen(
@@ -91,7 +100,7 @@ def load_frozen(
         )
     except OSError as error:
         raise ValueError(f"{role} {name_or_path} has no weights in safetensors: give a folder that has.") from error
-    except SafetensorError as error:
+    except (SafetensorError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{role} {name_or_path} has weights that can't be read ({error}): get them anew.") from error
     missing = {key for key in info["missing_keys"] if not key.endswith("mask_token")}
     pooler = {key for key in missing if key.startswith("pooler.")}
@@ -103,6 +112,9 @@ def load_frozen(
         raise ValueError(
             f"{role} {name_or_path} lacks {len(missing)} of its weights, {missing[0]} for one: give a complete one."
         )
+    bad = next((name for name, weight in model.named_parameters() if not weight.isfinite().all()), None)
+    if bad is not None:
+        raise ValueError(f"{role} {name_or_path} has weights that aren't finite, {bad} for one: give a sound one.")
     for hook in _input_hooks(model):
         model.register_forward_pre_hook(hook, with_kwargs=True)
     return model.eval().requires_grad_(False)

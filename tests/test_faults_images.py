@@ -52,6 +52,8 @@ BAD = {
     "neither bytes nor path": ({"bytes": None, "path": None}, "both are None"),
     "zero bytes": (b"", "cannot identify image file"),
     "text": (b"<html>404</html>", "cannot identify image file"),
+    "PostScript": (encoded(picture(0), "EPS"), "cannot identify image file"),
+    "an address": ({"bytes": None, "path": "http://127.0.0.1:9/photo.jpg"}, "an address in place of an image"),
     "truncated JPEG": (encoded(picture(0), "JPEG")[:-40], "truncated"),
     "truncated PNG": (encoded(picture(0))[:-60], ""),
     "damaged PNG": (encoded(picture(0)).replace(b"IDAT", b"IDAX"), ""),
@@ -155,6 +157,8 @@ def test_images_to_measure_on_are_sorted_out_by_name():
     dataset, bad = without_bad_images(dataset_with_bad_rows())
     assert len(dataset) == 6 and [text.split(":")[0] for text in bad] == ["2.png", "5.png"]
     assert without_bad_images(dataset) == (dataset, [])
+    with pytest.raises(ValueError, match=r"None of 2 images can be read \(0.png: .*\): give another data set"):
+        without_bad_images(dataset_with_bad_rows((0, 1), length=2))
 
 
 @pytest.mark.parametrize("streaming", [False, True])

@@ -12,6 +12,7 @@ from test_faults_images import dataset_with_bad_rows, encoded
 from tiny import picture, tiny_teacher
 from transformers import ViTConfig, ViTModel
 
+from raptor_hf.files import ASIDE
 from raptor_hf.images import load_image_processor
 
 TRAINING = Path(__file__).parents[1] / "training"
@@ -42,7 +43,7 @@ def run(scripts, script, arguments, material, tmp_path):
         values = value if isinstance(value, list) else [value]
         values = [str(item).replace("MATERIAL", str(material)) for item in values]
         words += [f"--{name}", *values]
-    return scripts[script]([*words, "--output_dir", str(tmp_path)])
+    return scripts[script](["--output_dir", str(tmp_path), *words])
 
 
 # Refused before any file is looked at: neither the teacher nor the images are there.
@@ -77,6 +78,13 @@ REFUSED_AT_ONCE = [
     ("distill", {"max_nonfinite_steps": 0}, "max_nonfinite_steps must be at least 1"),
     ("distill", {"save_only_model": True}, "save_only_model would leave checkpoints that a run can't go on from"),
     ("distill", {"lr_scheduler_type": "square"}, "square"),
+    ("distill", {"lr_scheduler_kwargs": '{"min": 1}'}, "unexpected keyword argument 'min'"),
+    ("distill", {"report_to": "nowhere"}, "report_to nowhere is not installed, or unknown"),
+    ("distill", {"save_steps": -1}, "save_steps must be a positive number"),
+    ("distill", {"push_to_hub": True, "hub_model_id": "a/b/c"}, "a/b/c"),
+    ("distill", {"output_dir": "MATERIAL/no_images.parquet"}, "is no folder that can be written to"),
+    ("find_phases", {"output_dir": "MATERIAL/no_images.parquet"}, "is no folder that can be written to"),
+    ("train_teacher", {"output_dir": "/proc/version/teacher"}, "is no folder that can be written to"),
     ("distill", {"lr_scheduler_kwargs": "{min_lr"}, "'{min_lr' should be JSON, but isn't"),
     ("distill", {"deepspeed": "/nowhere.json"}, "deepspeed"),
     ("distill", {"config": "/nowhere.yaml"}, "--config /nowhere.yaml can't be read"),
@@ -89,6 +97,8 @@ REFUSED_AT_ONCE = [
 REFUSED_EARLY = [
     ("distill", NOWHERE, "Teacher /nowhere/teacher can't be loaded"),
     ("distill", {"teacher": "MATERIAL/vit"}, "is a vit model, but a teacher must be one of dinov2"),
+    ("distill", {"output_dir": "MATERIAL/teacher"}, "is the teacher's own folder: give another --output_dir"),
+    ("distill", {"output_dir": "MATERIAL/images"}, "is the dataset's own folder: give another --output_dir"),
     ("distill", {"image_size": 30}, "image_size 30 is not a multiple of the teacher's patch size 14"),
     ("distill", {"early_image_size": 15}, "early_image_size 15 is not a multiple of the teacher's patch size 14"),
     ("distill", {"phase_sizes": [3, 2]}, "phase_sizes [3, 2] sum to 5 layers, but the teacher has 6"),
@@ -138,7 +148,7 @@ def test_results_say_how_many_images_could_not_be_read(scripts, material, tmp_pa
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["bad_images"]["train"] == 2 and results["bad_images"]["validation"] == 1
     assert {name.split(":")[0] for name in results["bad_images"]["first"]} == {"0.png", "2.png", "5.png"}
-    assert results["nonfinite_steps"] == 0 and not (tmp_path / "partial").exists()
+    assert results["nonfinite_steps"] == 0 and not (tmp_path / ASIDE).exists()
 
 
 def test_a_run_with_too_many_bad_images_ends_with_exit_code_3(scripts, material, tmp_path, capsys):
@@ -148,6 +158,33 @@ def test_a_run_with_too_many_bad_images_ends_with_exit_code_3(scripts, material,
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "training images can't be read" in line]
     assert "more than max_bad_image_share 0.01" in line and ".png: " in line
     assert not (tmp_path / "results.json").exists() and not (tmp_path / "model.safetensors").exists()
+
+
+def refusal(capsys, code, *call) -> str:
+    with pytest.raises(SystemExit) as info:
+        run(*call)
+    assert info.value.code == code
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_raptor_whose_numbers_are_not_finite_is_not_saved(scripts, material, tmp_path, capsys):
+    settings = SMALL | {"max_bad_image_share": 0.1, "learning_rate": 1e30, "muon": False}
+    assert "not finite" in refusal(capsys, 3, scripts, "distill", settings, material, tmp_path)
+    assert not (tmp_path / "results.json").exists() and not (tmp_path / "model.safetensors").exists()
+
+
+def test_a_folder_that_was_tampered_with(scripts, material, tmp_path, capsys):
+    call = (scripts, "distill", SMALL | {"max_bad_image_share": 0.1, "save_steps": 1}, material, tmp_path)
+    run(*call)
+    weights = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").unlink()
+    run(*call)
+    assert (tmp_path / "model.safetensors").read_bytes() == weights
+    (tmp_path / "results.json").write_text("{")
+    assert "results.json is damaged" in refusal(capsys, 2, *call)
+    (tmp_path / "results.json").unlink()
+    (tmp_path / "arguments.json").unlink()
+    assert "holds checkpoints, but no arguments.json" in refusal(capsys, 2, *call)
 
 
 def test_images_of_any_shape_train(scripts, material, tmp_path):

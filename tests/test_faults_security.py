@@ -11,11 +11,13 @@ import pytest
 import torch
 import yaml
 from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from tiny import tiny_teacher
 from transformers import AutoModel
 
 from raptor_hf import RaptorForImageClassification, RaptorModel
 from raptor_hf.hub import model_card
+from raptor_hf.images import load_image_processor
 from raptor_hf.teachers import load_teacher
 
 TOKEN = "hf_thisisnotmytoken"
@@ -100,6 +102,45 @@ def test_a_header_that_lies_is_refused(raptor, teacher, content):
         RaptorModel.from_pretrained(raptor)
     with pytest.raises(ValueError, match="Teacher"):
         load_teacher(str(teacher))
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"weight_map": []}', "{}", '{"weight_map": {"x": 5}}'])
+def test_an_index_that_is_none_is_refused(raptor, teacher, content):
+    for folder in (raptor, teacher):
+        (folder / "model.safetensors").unlink()
+        (folder / "model.safetensors.index.json").write_text(content)
+    with pytest.raises((ValueError, OSError)):
+        RaptorModel.from_pretrained(raptor)
+    with pytest.raises(ValueError):
+        load_teacher(str(teacher))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"num_hidden_layers": 10**9}, {"num_hidden_layers": "many"}, {"hidden_size": []}, {"mlp_ratio": None}, None],
+)
+def test_a_configuration_that_cannot_be_is_refused(teacher, changes):
+    file = teacher / "config.json"
+    file.write_text("[1]" if changes is None else json.dumps(json.loads(file.read_text()) | changes))
+    with pytest.raises(ValueError, match="Teacher"):
+        load_teacher(str(teacher))
+
+
+def test_weights_that_are_not_finite_are_refused(teacher):
+    weights = load_file(teacher / "model.safetensors")
+    next(iter(weights.values())).flatten()[0] = float("nan")
+    save_file(weights, teacher / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match="has weights that aren't finite"):
+        load_teacher(str(teacher))
+
+
+@pytest.mark.parametrize("changes", [{"image_std": [0, 1, 1]}, {"size": {"side": 3}}, {"image_mean": "grey"}, None])
+def test_a_damaged_image_processor_is_refused(teacher, changes):
+    load_image_processor("no model here", 28).save_pretrained(teacher)
+    file = teacher / "preprocessor_config.json"
+    file.write_text("{" if changes is None else json.dumps(json.loads(file.read_text()) | changes))
+    with pytest.raises(ValueError, match=r"The image processor in .* can't be used"):
+        load_image_processor(str(teacher))
 
 
 def test_code_in_a_folder_does_not_run_unasked(raptor, teacher, tmp_path):

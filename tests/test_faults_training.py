@@ -20,6 +20,7 @@ from raptor_hf import RaptorConfig, RaptorModel
 from raptor_hf.distillation import DistillationArguments, RaptorTrainer
 from raptor_hf.distillation.checkpoints import is_whole, last_whole_checkpoint
 from raptor_hf.distillation.faults import RunInterrupted, RunStopped, told_in_one_line
+from raptor_hf.files import ASIDE
 from raptor_hf.images import PixelValues, RandomResizedCrop, load_image_processor
 
 TOKEN = "hf_thisisnotmytoken"
@@ -88,13 +89,23 @@ def test_a_torn_checkpoint_is_passed_over(whole, tmp_path, name, fault):
     assert last_whole_checkpoint(tmp_path).endswith("checkpoint-4")
 
 
+def test_a_checkpoint_of_which_one_bit_has_changed_is_passed_over(whole, tmp_path):
+    for step in (4, 6):
+        shutil.copytree(whole[1] / f"checkpoint-{step}", tmp_path / f"checkpoint-{step}")
+    file = tmp_path / "checkpoint-6" / "optimizer.pt"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    assert last_whole_checkpoint(tmp_path).endswith("checkpoint-4")
+
+
 def test_without_a_whole_checkpoint_a_run_begins_anew(whole, tmp_path):
     assert last_whole_checkpoint(tmp_path) is None
     shutil.copytree(whole[1] / "checkpoint-8", tmp_path / "checkpoint-8")
     (tmp_path / "checkpoint-8" / "optimizer.pt").unlink()
-    (tmp_path / "partial" / "checkpoint-10").mkdir(parents=True)
+    (tmp_path / ASIDE / "checkpoint-10").mkdir(parents=True)
     assert torch.equal(weights(run(make_trainer(tmp_path))), weights(whole[0]))
-    assert steps(tmp_path) == [6, 8] and not (tmp_path / "partial").exists()
+    assert steps(tmp_path) == [6, 8] and not (tmp_path / ASIDE).exists()
 
 
 def test_a_checkpoint_holds_no_pickled_arguments_and_no_token(whole):
@@ -158,7 +169,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(whole, tmp_path, monkeypatch, 
         patch.setattr(RaptorTrainer, "compute_loss", at_step(3, lambda: patch.setattr(target, full)))
         with pytest.raises(RunStopped, match=r"checkpoint-4 can't be saved, with .* MiB free .*: make room"):
             run(make_trainer(tmp_path, save_total_limit=1))
-    assert steps(tmp_path) == [2] and not (tmp_path / "partial").exists()
+    assert steps(tmp_path) == [2] and not (tmp_path / ASIDE).exists()
     assert torch.equal(weights(run(make_trainer(tmp_path))), weights(whole[0]))
 
 

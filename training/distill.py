@@ -2,7 +2,7 @@
 Distils a DINOv2 teacher into a Raptor: `accelerate launch training/distill.py --help`.
 
 Exit codes: 0 finished; 2 refused, nothing was begun; 3 stopped, for what its last line says; 75 stopped by SIGTERM,
-with a checkpoint. After 3 and 75 the same command goes on from the last checkpoint.
+with a checkpoint; 130 by Ctrl-C, without one. After 3, 75 and 130 the same command goes on from the last checkpoint.
 """
 
 from pathlib import Path
@@ -34,6 +34,8 @@ def main(argv: list[str] | None = None):
         if args.log_level == "debug":
             raise
         parser.exit(stop.exit_code, f"{parser.prog}: {' '.join(str(stop).split())}\n")
+    except KeyboardInterrupt:
+        parser.exit(130, f"{parser.prog}: interrupted; the same command goes on from the last checkpoint.\n")
     if args.process_index == 0:
         print(fidelity_table(results))
         print(f"Saved to {args.output_dir}: RaptorModel.from_pretrained({args.output_dir!r})")

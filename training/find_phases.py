@@ -9,7 +9,15 @@ from torch.utils.data import DataLoader
 
 from raptor_hf.digits import digits_teacher
 from raptor_hf.files import write_json
-from raptor_hf.images import CenterCrop, PixelValues, crop_size, load_image_dataset, load_image_processor
+from raptor_hf.images import (
+    CenterCrop,
+    PixelValues,
+    count_bad_images,
+    crop_size,
+    load_image_dataset,
+    load_image_processor,
+    without_bad_images,
+)
 from raptor_hf.parser import ConfigArgumentParser
 from raptor_hf.phases import OBJECTIVES, check_partition, find_phases, layer_similarity, partition_objective
 from raptor_hf.plots import plot_similarity, save_figure
@@ -53,20 +61,19 @@ class PhaseArguments:
         for name in ("max_samples", "batch_size", "min_size", "image_size"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"--{name} must be at least 1, got {getattr(self, name)}.")
-        if Path(self.output_dir).is_file():
-            raise ValueError(f"--output_dir {self.output_dir} is a file: give a folder.")
 
 
 def main(argv: list[str] | None = None):
     parser = ConfigArgumentParser(PhaseArguments, description=__doc__)
     (args,) = parser.parse(argv)
     try:
+        bad_images = []
         if args.similarity is not None:
             similarity = read_matrix("similarity", args.similarity)
         elif args.dissimilarity is not None:
             similarity = 1 - read_matrix("dissimilarity", args.dissimilarity)
         else:
-            similarity = measure(args)
+            similarity, bad_images = measure(args)
         sizes = {k: find_phases(similarity, k, args.min_size, args.objective) for k in args.num_phases}
     except (ValueError, OSError) as error:
         parser.error(str(error))
@@ -79,7 +86,8 @@ def main(argv: list[str] | None = None):
         save_figure(plot_similarity(similarity, phase_sizes, f"{k} phases"), output_dir / f"phases_k{k}")
         print(f"k = {k}: phase sizes {' '.join(map(str, phase_sizes))}, {args.objective} objective {value:.4f}")
     matrix = np.asarray(similarity).tolist()
-    write_json(output_dir / "find_phases.json", {"arguments": vars(args), "phases": phases, "similarity": matrix})
+    results = {"phases": phases, "similarity": matrix, "bad_images": count_bad_images({args.split: bad_images})}
+    write_json(output_dir / "find_phases.json", {"arguments": vars(args)} | results)
     print(f"Saved to {output_dir}")
 
 
@@ -101,8 +109,9 @@ def measure(args: PhaseArguments):
     teacher.to("cuda" if torch.cuda.is_available() else "cpu")
     dataset = load_image_dataset(args.dataset, args.split, image_column=args.image_column)
     order = np.random.default_rng(args.seed).permutation(len(dataset))
-    images = PixelValues(dataset.select(order[: args.max_samples]), CenterCrop(processor))
-    return layer_similarity(teacher, DataLoader(images, args.batch_size), progress=True)
+    images, bad_images = without_bad_images(dataset.select(order[: args.max_samples]))
+    loader = DataLoader(PixelValues(images, CenterCrop(processor)), args.batch_size)
+    return layer_similarity(teacher, loader, progress=True), bad_images
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """The embedded example: a digits teacher, its Raptors of 2 and 3 phases, and a table of what they keep."""
 
-import json
 import os
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from transformers import AutoModelForImageClassification
 
 from raptor_hf import RaptorForImageClassification
 from raptor_hf.digits import digits_teacher, load_digits_dataset
-from raptor_hf.files import write_json
+from raptor_hf.files import read_json, write_json
 from raptor_hf.images import CenterCrop, PixelValues, load_image_processor
 from raptor_hf.summary import table
 from raptor_hf.teachers import token_slices
@@ -79,7 +78,7 @@ def main():
             "parameters": classifier.base_model.num_parameters(),
         }
         if name != "teacher":
-            run = json.loads((OUTPUT_DIR / name / "results.json").read_text())
+            run = read_json(OUTPUT_DIR / name / "results.json")
             results[name] |= {"phase_sizes": run["phase_sizes"], "fidelity": run["fidelity"]}
             for kind in ("head", "probe"):
                 share = results[name][f"{kind}_accuracy"] / results["teacher"][f"{kind}_accuracy"]

@@ -1,6 +1,5 @@
 """What the controls share: a base run, its teacher, and the series of runs that differ from it in a few arguments."""
 
-import json
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,8 +12,8 @@ from tqdm.auto import tqdm
 from ..digits import digits_teacher
 from ..distillation import DataArguments, DistillationArguments, ModelArguments
 from ..distillation.run import MIN_PHASE_SIZE, distill
-from ..files import write_json
-from ..images import CenterCrop, PixelValues, load_image_dataset, load_image_processor
+from ..files import read_json, write_json
+from ..images import CenterCrop, PixelValues, load_image_dataset, load_image_processor, without_bad_images
 from ..modeling_raptor import RaptorModel
 from ..phases import find_phases, layer_similarity
 from ..teacher_training import teacher_from_recipe
@@ -118,7 +117,7 @@ class Experiment:
             "seed": self.run.seed,
         }
         with self.run.main_process_first(local=False):
-            kept = json.loads(path.read_text()) if path.is_file() else {}
+            kept = read_json(path) if path.is_file() else {}
             if any(kept.get(name) != value for name, value in asked.items()):
                 similarity = measure_similarity(self)
                 if self.run.process_index == 0:
@@ -143,7 +142,8 @@ def measure_similarity(experiment: Experiment) -> torch.Tensor:
     images = load_image_dataset(data.dataset, data.train_split, image_column=data.image_column)
     order = np.random.default_rng(run.seed).permutation(len(images))[: model.phase_images]
     centre = CenterCrop(load_image_processor(experiment.teacher, data.image_size))
-    rows = PixelValues(images.select(order), centre)
+    images, _ = without_bad_images(images.select(order))
+    rows = PixelValues(images, centre)
     return layer_similarity(teacher, DataLoader(rows, run.per_device_eval_batch_size), progress=not run.disable_tqdm)
 
 
@@ -160,12 +160,14 @@ class Judge:
         own, data = experiment.own, experiment.data
         self.experiment = experiment
         self.head = load_head(experiment.teacher)
-        self.rows = None
+        self.rows, self.bad_images = None, 0
         if self.head is not None:
             self.head.to(experiment.run.device)
             images = load_image_dataset(
                 own.test_dataset or data.dataset, own.test_split, image_column=data.image_column
             )
+            images, bad = without_bad_images(images)
+            self.bad_images = len(bad)
             processor = load_image_processor(experiment.teacher, data.image_size)
             self.rows = labelled_rows(images, experiment.teacher, own.label_column, processor, own.max_samples)
 
@@ -175,7 +177,7 @@ class Judge:
     def measure(self, member: dict) -> dict:
         """
         Of a member of a series: `accuracy` (or None), `final_cosine`, `r2` (the mean over layers and the token types
-        cls and patch), `parameters` and `phase_sizes`.
+        cls and patch), `parameters`, `phase_sizes`, and how many `bad_test_images` were left out.
         """
         curves = list(member["fidelity"].values())[-1]
         return {
@@ -184,6 +186,7 @@ class Judge:
             "r2": float(np.mean([curves[token]["r2"][1:] for token in ("cls", "patch")])),
             "parameters": member["parameters"]["raptor"],
             "phase_sizes": member["phase_sizes"],
+            "bad_test_images": self.bad_images,
         }
 
     def _accuracy(self, model) -> float | None:

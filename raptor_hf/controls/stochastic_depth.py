@@ -1,9 +1,9 @@
 """Does stochastic depth make layers alike, and a Raptor fit better? (arXiv 2512.19941, Figure 4)"""
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..files import read_json
 from ..phase_structure_callback import PHASE_STRUCTURE_NAME, mean_off_diagonal
 from ..summary import table
 from .experiment import ControlArguments, Experiment
@@ -72,7 +72,7 @@ def measure(experiment: Experiment) -> dict:
 
 def _during_training(folder: Path) -> list[dict]:
     path = folder / PHASE_STRUCTURE_NAME
-    measured = json.loads(path.read_text()) if path.is_file() else []
+    measured = read_json(path, list) if path.is_file() else []
     return [{name: value for name, value in entry.items() if name != "similarity"} for entry in measured]
 
 

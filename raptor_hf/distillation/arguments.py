@@ -2,8 +2,12 @@
 
 import math
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 
-from transformers import TrainingArguments
+import torch
+from huggingface_hub.utils import validate_repo_id
+from transformers import TrainingArguments, get_scheduler
+from transformers.integrations import get_available_reporting_integrations
 
 from ..images import check_crop_scale
 from ..parser import check_at_least_one
@@ -130,12 +134,18 @@ class DataArguments:
         default_factory=lambda: [0.25, 1.0], metadata={"help": "Smallest and largest area share of a random crop."}
     )
     flip: bool = field(default=True, metadata={"help": "Whether random crops are flipped half the time."})
+    augment: bool = field(
+        default=False,
+        metadata={"help": "Whether each random crop is altered by TrivialAugment: for few images, or unlike ones."},
+    )
     streaming: bool = field(default=False, metadata={"help": "Whether rows are read only as they are needed."})
     max_train_samples: int | None = field(default=None, metadata={"help": "Use only so many training images."})
     max_eval_samples: int = field(default=256, metadata={"help": "Measure fidelity on so many images at most."})
 
     def __post_init__(self):
         check_crop_scale(self.crop_scale)
+        if self.augment and self.crop != "random":
+            raise ValueError("augment goes with random crops: leave one of --augment and --crop center out.")
         check_at_least_one(self, "image_size", "max_train_samples", "max_eval_samples")
 
 
@@ -224,6 +234,19 @@ class DistillationArguments(TrainingArguments):
             raise ValueError(f"learning_rate must be a positive number, got {self.learning_rate}.")
         if self.max_steps < 1 and not 0 < self.num_train_epochs < math.inf:
             raise ValueError(f"num_train_epochs must be a positive number, got {self.num_train_epochs}.")
+        for name in ("save_steps", "logging_steps"):
+            if getattr(self, name) <= 0:
+                raise ValueError(
+                    f"{name} must be a positive number of steps, or a share of them, got {getattr(self, name)}."
+                )
+        missing = [name for name in self.report_to if name not in get_available_reporting_integrations()]
+        if missing:
+            raise ValueError(f"report_to {missing[0]} is not installed, or unknown: install it, or leave it out.")
+        # Refuses what the schedule doesn't take before anything is loaded.
+        optimizer = torch.optim.SGD([torch.zeros(1)])
+        get_scheduler(self.lr_scheduler_type, optimizer, 0, 1, scheduler_specific_kwargs=self.lr_scheduler_kwargs)
+        if self.push_to_hub:
+            validate_repo_id(self.repo_id)
         if self.save_only_model:
             raise ValueError("save_only_model would leave checkpoints that a run can't go on from: leave it out.")
         default_optim = next(f.default for f in fields(TrainingArguments) if f.name == "optim")
@@ -236,6 +259,11 @@ class DistillationArguments(TrainingArguments):
             raise ValueError(
                 "resume_from_checkpoint is not needed: a run goes on from the last one in its output_dir."
             )
+
+    @property
+    def repo_id(self) -> str:
+        """The repository that `push_to_hub` pushes to: `hub_model_id`, or one that is named after the folder."""
+        return self.hub_model_id or Path(self.output_dir).resolve().name
 
     def loss_settings(self) -> LossSettings:
         return LossSettings(

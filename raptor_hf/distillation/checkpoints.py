@@ -1,18 +1,16 @@
 """Checkpoints: which of them are whole, and which of them stay."""
 
-import json
+import hashlib
 import logging
 import shutil
-import zipfile
 from pathlib import Path
 
-from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from ..files import is_whole_safetensors, written_aside
+from ..files import read_json, write_json, written_aside
 
 logger = logging.getLogger(__name__)
-NEEDED = (TRAINER_STATE_NAME, "*model*", "optimizer*", "scheduler.pt", "rng_state*")
+CHECKSUMS_NAME = "checksums.json"
 
 
 def checkpoints(output_dir: Path) -> list[Path]:
@@ -21,20 +19,26 @@ def checkpoints(output_dir: Path) -> list[Path]:
     return sorted(folders, key=lambda f: int(f.name.split("-")[-1]), reverse=True)
 
 
+def write_checksums(folder: Path):
+    """Notes the SHA-256 of every file of a checkpoint in the checkpoint, for [`is_whole`]."""
+    write_json(folder / CHECKSUMS_NAME, _checksums(folder))
+
+
 def is_whole(folder: Path) -> bool:
-    """Whether nothing of a checkpoint is missing and no file of it is cut short, as far as their formats tell."""
+    """Whether a checkpoint has all files that were saved, and no bit of them has changed since."""
     try:
-        json.loads((folder / TRAINER_STATE_NAME).read_text())
-        if not all(any(folder.glob(pattern)) for pattern in NEEDED):
-            return False
-        for path in folder.rglob("*"):
-            if path.suffix == ".safetensors" and not is_whole_safetensors(path):
-                return False
-            if path.suffix in (".pt", ".pth", ".bin") and not zipfile.is_zipfile(path):
-                return False
+        return read_json(folder / CHECKSUMS_NAME) == _checksums(folder)
     except (OSError, ValueError):
         return False
-    return True
+
+
+def _checksums(folder: Path) -> dict[str, str]:
+    checksums = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name != CHECKSUMS_NAME:
+            with path.open("rb") as file:
+                checksums[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
+    return checksums
 
 
 def last_whole_checkpoint(output_dir: Path) -> str | None:
@@ -48,8 +52,10 @@ def last_whole_checkpoint(output_dir: Path) -> str | None:
 
 def remove_old_checkpoints(output_dir: Path, keep: int | None, best: str | None = None):
     """Leaves the `keep` newest whole checkpoints (all, if `None`) and the best. None is ever there in part."""
+    if keep is None:
+        return
     whole = [folder for folder in checkpoints(output_dir) if is_whole(folder)]
     with written_aside(output_dir) as aside:
-        for folder in whole[keep:] if keep else []:
+        for folder in whole[keep:]:
             if best is None or folder.name != Path(best).name:
                 shutil.rmtree(folder.rename(aside / folder.name))

@@ -12,11 +12,10 @@ from safetensors import SafetensorError
 from transformers import TrainerCallback, TrainerState
 from transformers.utils import logging
 
-from ..images import BadImageError, read_report
+from ..images import NAMED_IMAGES, BadImageError, read_report
 
 logger = logging.get_logger(__name__)
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-NAMED_IMAGES = 5
 # Of a stream the length isn't known: its bad images are a share of so many.
 STREAM_PERIOD = 1000
 

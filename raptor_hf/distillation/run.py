@@ -1,7 +1,6 @@
 """One distillation run, from names and numbers to a saved Raptor and its results."""
 
 import dataclasses
-import json
 import logging
 import os
 import shutil
@@ -15,17 +14,19 @@ import torch
 from accelerate.utils import broadcast_object_list
 from torch.utils.data import DataLoader
 from transformers import set_seed
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.utils import SAFE_WEIGHTS_NAME
 
 from ..decisive import decisive_arguments
 from ..digits import digits_teacher
-from ..files import write_json, written_aside
+from ..files import is_whole_safetensors, read_json, write_json, written_aside
 from ..hub import push_to_hub, save_with_card
 from ..images import (
+    NAMED_IMAGES,
     CenterCrop,
     PixelValues,
     RandomResizedCrop,
     StreamedPixelValues,
+    count_bad_images,
     crop_size,
     load_image_dataset,
     load_image_processor,
@@ -38,8 +39,8 @@ from ..phases import check_partition, find_phases, layer_similarity
 from ..plots import plot_fidelity, plot_similarity, save_figure
 from ..teachers import load_teacher, load_teacher_config
 from .arguments import DataArguments, DistillationArguments, ModelArguments
-from .checkpoints import last_whole_checkpoint
-from .faults import NAMED_IMAGES, told_in_one_line
+from .checkpoints import checkpoints, last_whole_checkpoint
+from .faults import RunStopped, told_in_one_line
 from .trainer import FIDELITY_NAME, RaptorTrainer
 
 logger = logging.getLogger(__name__)
@@ -64,6 +65,9 @@ def distill(model_args: ModelArguments, data_args: DataArguments, args: Distilla
     """
     output_dir = Path(args.output_dir)
     settings = run_settings(model_args, data_args, args)
+    for name, source in (("teacher", model_args.teacher), ("dataset", data_args.dataset)):
+        if Path(source).resolve() == output_dir.resolve():
+            raise ValueError(f"output_dir {output_dir} is the {name}'s own folder: give another --output_dir.")
     with args.main_process_first(local=False):
         finished = None if args.overwrite_output_dir else _earlier_results(output_dir, settings)
     if finished is not None:
@@ -122,7 +126,9 @@ def _prepare(
         **model_args.block_settings(),
     )
     if data_args.crop == "random":
-        crop = RandomResizedCrop(processor, image_size, scale=tuple(data_args.crop_scale), flip=data_args.flip)
+        crop = RandomResizedCrop(
+            processor, image_size, tuple(data_args.crop_scale), flip=data_args.flip, augment=data_args.augment
+        )
     else:
         crop = centre
     if data_args.streaming:
@@ -145,6 +151,12 @@ def _train_and_save(trainer: RaptorTrainer, settings: dict, bad_validation_image
     trainer.train_from(broadcast_object_list([last_whole_checkpoint(output_dir)])[0])
     last_stage = 1 if trainer.stage1_steps == trainer.state.max_steps else 2
     fidelity = trainer.record_fidelity(f"after_stage{last_stage}")
+    cosines = [curves["cosine"] for curves in fidelity[f"after_stage{last_stage}"].values()]
+    if not np.isfinite(cosines).all() or not all(weight.isfinite().all() for weight in trainer.student.parameters()):
+        raise RunStopped(
+            "The Raptor's weights or states are not finite after training, so it is not saved. Lower --learning_rate, "
+            "or train in float32, with --overwrite_output_dir true."
+        )
 
     student, processor, faults = trainer.student, trainer.processing_class, trainer.faults
     results = {
@@ -154,6 +166,7 @@ def _train_and_save(trainer: RaptorTrainer, settings: dict, bad_validation_image
         "image_size": crop_size(processor),
         "arguments": settings,
         "wall_time_seconds": trainer.elapsed_seconds,
+        "train_images": len(trainer.train_dataset) if hasattr(trainer.train_dataset, "__len__") else None,
         "images_seen": trainer.state.global_step * settings["batch_size"],
         "bad_images": {
             "train": faults["bad_images"],
@@ -176,10 +189,16 @@ def _train_and_save(trainer: RaptorTrainer, settings: dict, bad_validation_image
 
 def _push(output_dir: Path, args: DistillationArguments):
     if args.push_to_hub and args.process_index == 0:
-        repo_id = args.hub_model_id or output_dir.resolve().name
-        push_to_hub(
-            output_dir, repo_id, token=args.hub_token, private=args.hub_private_repo, revision=args.hub_revision
-        )
+        where = {"token": args.hub_token, "private": args.hub_private_repo, "revision": args.hub_revision}
+        try:
+            push_to_hub(output_dir, args.repo_id, **where)
+        # Whatever the Hub's client raises: no network, no login, no such right.
+        except Exception as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise RunStopped(
+                f"The Raptor is saved in {output_dir}, but can't be pushed to {args.repo_id} ({reason}): the same "
+                "command tries that again, without training."
+            ) from error
 
 
 def _load_images(data_args: DataArguments, args: DistillationArguments):
@@ -228,7 +247,7 @@ def _find_phases(teacher, train, centre, model_args: ModelArguments, args, outpu
     sizes = [None]
     if args.process_index == 0:
         if path.is_file():
-            sizes = [json.loads(path.read_text())["phase_sizes"]]
+            sizes = [read_json(path)["phase_sizes"]]
         else:
             if isinstance(train, datasets.IterableDataset):
                 images = take_images(train, model_args.phase_images)
@@ -243,7 +262,7 @@ def _find_phases(teacher, train, centre, model_args: ModelArguments, args, outpu
                 figure = plot_similarity(similarity, phases, "Layer similarity of the teacher")
                 save_figure(figure, aside / "phases")
             found = {"phase_sizes": phases, "similarity": similarity.tolist(), "images": len(images)}
-            write_json(path, found | {"bad_images": len(bad)})
+            write_json(path, found | {"bad_images": count_bad_images({"train": bad})})
             sizes = [phases]
     return broadcast_object_list(sizes)[0]
 
@@ -277,7 +296,7 @@ def run_settings(model_args: ModelArguments, data_args: DataArguments, args: Dis
 def _remove_earlier_run(output_dir: Path):
     for stale in (RESULTS_NAME, PHASES_NAME, FIDELITY_NAME):
         (output_dir / stale).unlink(missing_ok=True)
-    for folder in output_dir.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
+    for folder in checkpoints(output_dir):
         shutil.rmtree(folder)
 
 
@@ -290,8 +309,13 @@ def _earlier_results(output_dir: Path, settings: dict) -> dict | None:
     """
     path = output_dir / ARGUMENTS_NAME
     if not path.is_file():
+        if checkpoints(output_dir):
+            raise ValueError(
+                f"output_dir {output_dir} holds checkpoints, but no {ARGUMENTS_NAME} to say of which run: give "
+                "another --output_dir, or --overwrite_output_dir true."
+            )
         return None
-    earlier = json.loads(path.read_text())
+    earlier = read_json(path)
     changed = [name for name in settings if earlier.get(name) != settings[name]]
     if changed:
         name = changed[0]
@@ -300,7 +324,7 @@ def _earlier_results(output_dir: Path, settings: dict) -> dict | None:
             "give another --output_dir, or --overwrite_output_dir true."
         )
     results = output_dir / RESULTS_NAME
-    if results.is_file():
+    if results.is_file() and is_whole_safetensors(output_dir / SAFE_WEIGHTS_NAME):
         logger.warning("%s holds this run, finished: nothing to do.", output_dir)
-        return json.loads(results.read_text())
+        return read_json(results)
     return None

@@ -1,6 +1,5 @@
 """`RaptorTrainer`: Transformers' Trainer, with a teacher outside the module that it wraps and two stages."""
 
-import json
 import math
 import shutil
 import time
@@ -22,12 +21,12 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 
 from ..configuration_raptor import RaptorConfig, as_pair
 from ..fidelity import LayerFidelity
-from ..files import ASIDE, write_json, written_aside
+from ..files import ASIDE, read_json, write_json, written_aside
 from ..images import EpochSampler
 from ..modeling_raptor import RaptorModel
 from ..teachers import token_slices, trajectory
 from .arguments import DistillationArguments
-from .checkpoints import is_whole, remove_old_checkpoints
+from .checkpoints import is_whole, remove_old_checkpoints, write_checksums
 from .faults import FaultCallback, RunInterrupted, RunStopped, ignore_sigterm
 from .module import DistillationModule
 from .muon import MuonAdamW, parameter_groups
@@ -156,6 +155,7 @@ class RaptorTrainer(Trainer):
                 super()._save_checkpoint(model, trial)
                 self.accelerator.wait_for_everyone()
                 if main:
+                    write_checksums(self._saving_to / folder.name)
                     shutil.rmtree(folder, ignore_errors=True)
         except (OSError, RuntimeError, SafetensorError) as error:
             reason, free = str(error).strip().splitlines()[0], shutil.disk_usage(output_dir).free / 2**20
@@ -271,7 +271,7 @@ class RaptorTrainer(Trainer):
     def recorded_fidelity(self) -> dict[str, dict]:
         """Fidelity by moment, as far as it was measured in this run or the one that it continues."""
         path = Path(self.args.output_dir) / FIDELITY_NAME
-        return json.loads(path.read_text()) if path.is_file() else {}
+        return read_json(path) if path.is_file() else {}
 
     def record_fidelity(self, moment: str) -> dict:
         """Measures fidelity, unless it was, and keeps it in the output folder under the moment's name."""

@@ -9,7 +9,7 @@ import torch
 from transformers import BaseImageProcessor, PreTrainedModel
 
 from ..files import write_json
-from ..images import crop_size, load_image_dataset, load_image_processor
+from ..images import count_bad_images, crop_size, load_image_dataset, load_image_processor, without_bad_images
 from ..parser import check_at_least_one
 from ..teachers import load_vision_model
 from ..vision_models import read_config
@@ -55,6 +55,7 @@ class EvalArguments:
 
     def __post_init__(self):
         check_at_least_one(self, "max_samples", "image_size", "batch_size")
+        self._bad_images = {}
 
     def load_model(self) -> tuple[PreTrainedModel, BaseImageProcessor]:
         """
@@ -80,14 +81,20 @@ class EvalArguments:
 
     def _load(self, name: str, split: str) -> datasets.Dataset:
         dataset = load_image_dataset(name, split, image_column=self.image_column)
-        if self.max_samples is None or self.max_samples >= len(dataset):
-            return dataset
-        # At random, as the rows of many data sets stand class by class.
-        rows = np.random.default_rng(self.seed).choice(len(dataset), self.max_samples, replace=False)
-        return dataset.select(np.sort(rows))
+        if self.max_samples is not None and self.max_samples < len(dataset):
+            # At random, as the rows of many data sets stand class by class.
+            rows = np.random.default_rng(self.seed).choice(len(dataset), self.max_samples, replace=False)
+            dataset = dataset.select(np.sort(rows))
+        dataset, self._bad_images[split] = without_bad_images(dataset)
+        return dataset
 
     def write_results(self, script: str, results) -> Path:
-        """Writes `<output_dir>/<script>.json`, `{"arguments": ..., "results": ...}`, and returns its path."""
+        """
+        Writes `<output_dir>/<script>.json`, `{"arguments": ..., "bad_images": ..., "results": ...}`, and returns its
+        path. Bad images are those that can't be read: they were left out, see [`count_bad_images`].
+        """
         path = Path(self.output_dir) / f"{script}.json"
-        write_json(path, {"arguments": asdict(self), "results": results})
+        write_json(
+            path, {"arguments": asdict(self), "bad_images": count_bad_images(self._bad_images)} | {"results": results}
+        )
         return path

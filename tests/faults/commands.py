@@ -15,6 +15,7 @@ from material import SCRIPT, arguments, main, make_material, start, wait
 from safetensors.torch import load_file
 
 from raptor_hf.distillation.checkpoints import checkpoints, is_whole
+from raptor_hf.files import ASIDE
 
 ALONE = [sys.executable, str(SCRIPT)]
 TWO = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(SCRIPT)]
@@ -80,7 +81,7 @@ def check_full_disk(material: Path, folder: Path):
     kept = checkpoints(disk / "run")
     print(f"Full disk: exit code {code}, {len(kept)} checkpoints kept, all whole: {all(map(is_whole, kept))}")
     print(f"    {said}")
-    if code != 3 or not kept or not all(map(is_whole, kept)) or (disk / "run" / "partial").exists():
+    if code != 3 or not kept or not all(map(is_whole, kept)) or (disk / "run" / ASIDE).exists():
         sys.exit("The full disk wasn't met as it should be.")
     subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
     if wait(start(main, arguments(material, disk / "run", **settings), log=log)):

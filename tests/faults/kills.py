@@ -16,6 +16,7 @@ from material import arguments, finished, main, make_material, start, wait
 from safetensors.torch import load_file
 
 from raptor_hf.distillation.checkpoints import checkpoints, is_whole
+from raptor_hf.files import ASIDE
 
 
 def last_step(output_dir: Path) -> int:
@@ -24,7 +25,7 @@ def last_step(output_dir: Path) -> int:
 
 def writing(output_dir: Path) -> int | None:
     """Tells apart the folders in which a checkpoint, or the result, is being written."""
-    aside = output_dir / "partial"
+    aside = output_dir / ASIDE
     return aside.stat().st_ctime_ns if aside.is_dir() else None
 
 
