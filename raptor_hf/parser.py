@@ -65,7 +65,7 @@ class ConfigArgumentParser(HfArgumentParser):
             values = {key: value for key, value in vars(namespace).items() if key != "config"}
             parsed = self.parse_dict(values)
             for arguments in parsed:
-                if hasattr(arguments, "output_dir"):
+                if getattr(arguments, "output_dir", None) is not None:
                     check_writable(arguments.output_dir)
             return parsed
         except json.JSONDecodeError as error:

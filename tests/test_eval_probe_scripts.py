@@ -82,7 +82,7 @@ def test_the_metric_is_scikit_learns_and_needs_no_hub():
 def test_knn_on_a_test_split_twice(flags, tmp_path, material):
     knn([*flags, "--k", "1", "5"])
     first = results(tmp_path, "knn")
-    assert first["k=5"]["images"] == 12 and 0.6 <= first["k=5"]["accuracy"] <= 1
+    assert first["k=5"]["images"] == 12 and 0.5 <= first["k=5"]["accuracy"] <= 1
     stored = {path: path.stat().st_mtime_ns for path in (material / "features").rglob("*.safetensors")}
     assert len(stored) == 2
     knn([*flags, "--k", "1", "5", "--batch_size", "5"])

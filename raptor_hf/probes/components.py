@@ -19,7 +19,7 @@ class ComponentColors:
 
     def __init__(self, features: torch.Tensor):
         flat = features.reshape(-1, features.shape[-1]).double().cpu().numpy()
-        self.pca = PCA(3, svd_solver="covariance_eigh").fit(flat)
+        self.pca = PCA(3, svd_solver="full").fit(flat)
         self.explained = self.pca.explained_variance_ratio_
         # But for a few extreme patches the whole range of a colour is used.
         self.low, self.high = np.percentile(self.pca.transform(flat), [1, 99], axis=0)
