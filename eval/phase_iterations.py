@@ -1,5 +1,6 @@
 """Compute as a dial: what a Raptor keeps of its teacher when its blocks are applied fewer or more times."""
 
+import math
 import statistics
 import time
 from dataclasses import dataclass, field
@@ -10,11 +11,12 @@ from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 
 from raptor_hf import RaptorModel
+from raptor_hf.fidelity import check_same_shape
 from raptor_hf.images import CenterCrop, PixelValues
-from raptor_hf.parser import ConfigArgumentParser
+from raptor_hf.parser import ConfigArgumentParser, check_at_least_one
 from raptor_hf.probes import EvalArguments
 from raptor_hf.summary import table
-from raptor_hf.teachers import load_teacher, token_slices
+from raptor_hf.teachers import load_teacher, load_teacher_config, token_slices
 
 
 @dataclass(kw_only=True)
@@ -29,6 +31,14 @@ class Arguments(EvalArguments):
     rounds: int = field(default=5, metadata={"help": "Times that the speed is measured, all settings in turn."})
     output_dir: str = field(default="outputs/phase_iterations", metadata={"help": "Where the results go."})
 
+    def __post_init__(self):
+        super().__post_init__()
+        check_at_least_one(self, "rounds")
+        if not self.scales or not all(0 < scale <= 100 for scale in self.scales):
+            raise ValueError(
+                f"scales must be multiples of the phases' sizes, above 0 and at most 100, got {self.scales}."
+            )
+
 
 @torch.no_grad()
 def main(argv: list[str] | None = None):
@@ -38,6 +48,7 @@ def main(argv: list[str] | None = None):
         model, processor = args.load_model()
         if not isinstance(model, RaptorModel):
             raise ValueError(f"{args.model} is a {model.config.model_type} model: --model must be a Raptor.")
+        check_same_shape(model.config, load_teacher_config(args.teacher))
         images = PixelValues(args.load_test(), CenterCrop(processor))
         teacher = load_teacher(args.teacher).to(model.device)
     except ValueError as error:
@@ -45,7 +56,7 @@ def main(argv: list[str] | None = None):
     batches = [batch["pixel_values"].to(model.device) for batch in DataLoader(images, args.batch_size)]
 
     sizes = model.config.phase_sizes
-    settings = {scale: [max(1, round(scale * size)) for size in sizes] for scale in args.scales}
+    settings = {scale: [max(1, math.floor(scale * size + 0.5)) for size in sizes] for scale in args.scales}
     slices = token_slices(model.config)
     cosines = {scale: dict.fromkeys(slices, 0.0) for scale in settings}
     for batch in tqdm(batches, desc="Fidelity"):

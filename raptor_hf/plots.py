@@ -70,7 +70,7 @@ def plot_band(axes, layers: Sequence[float], band: dict, **style):
 def layer_axis(axes, phase_sizes: Sequence[int], label: bool = True):
     """An x axis of layers, from 0 (the embeddings), with every second phase shaded."""
     shade_phases(axes, phase_sizes)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     if label:
         axes.set_xlabel("layer")
 

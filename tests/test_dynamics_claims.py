@@ -73,7 +73,9 @@ def test_a_random_walk_holds_nothing(layers, phase_sizes):
     assert claims["late cls reorientation"]["verdict"] == "does not hold"
     assert claims["patch coherence"]["verdict"] == "does not hold"
     assert claims["weak contraction"]["verdict"] == "not measured"
-    assert "explains too little" in claims["weak contraction"]["measured"]
+    assert "16 images are too few for so many modes" in claims["weak contraction"]["measured"]
+    enough = verdicts(random_walk(layers, images=24), phase_sizes)["weak contraction"]
+    assert enough["verdict"] == "not measured" and "explains too little" in enough["measured"]
 
 
 def test_a_drift_in_a_direction_of_its_own_converges():
@@ -92,6 +94,19 @@ def test_weak_contraction_is_that_of_directions(factor, verdict):
         states = torch.cat([states, states[:, -1:] @ step], dim=1)
     claim = verdicts(states, (2, 2))["weak contraction"]
     assert {part["holds"] for part in claim["parts"]} == {verdict == "holds"} and claim["verdict"] == verdict
+
+
+def test_few_images_let_a_map_explain_anything():
+    states = torch.randn(8, 13, 1, 64).cumsum(1)
+    claim = verdicts(states, (6, 6), {"patch": slice(0, None)})["weak contraction"]
+    assert claim["verdict"] == "not measured" and "8 images are too few for so many modes" in claim["measured"]
+
+
+def test_what_does_not_move_is_not_measured():
+    still = torch.randn(4, 1, 5, 16).expand(-1, 9, -1, -1)
+    claims = verdicts(still)
+    assert claims["late cls reorientation"]["verdict"] == claims["patch coherence"]["verdict"] == "not measured"
+    assert "hardly turn" in claims["late cls reorientation"]["measured"]
 
 
 def test_patches_that_turn_as_sharply_leave_the_reorientation_in_part():
@@ -139,13 +154,15 @@ def test_jumps_are_at_the_cuts_or_elsewhere():
 
 
 def test_basins_need_labels_and_tell_classes_apart():
-    labels = torch.arange(12) % 3
-    states = late_states()
+    labels = torch.arange(24) % 3
+    states = late_states(images=24)
     assert verdicts(states, labels=labels)["class-dependent basins"]["verdict"] != "not measured"
     assert verdicts(states)["class-dependent basins"]["measured"] == "There were no labels."
-    one = verdicts(states, labels=[3] * 12)["class-dependent basins"]
+    one = verdicts(states, labels=[3] * 24)["class-dependent basins"]
     assert (one["verdict"], one["measured"]) == ("not measured", "The images are of one class only.")
-    states[:, -1, 0] = torch.eye(48)[labels] + 0.1 * torch.randn(12, 48)
+    states[:, -1, 0] = torch.eye(48)[labels] + 0.1 * torch.randn(24, 48)
+    few = verdicts(states[:23], labels=labels[:23])["class-dependent basins"]
+    assert few["verdict"] == "undecided" and "Of 23 images chance alone" in few["measured"]
     claim = verdicts(states, labels=labels)["class-dependent basins"]
     assert claim["verdict"] == "holds" and "between the 3 classes" in claim["measured"]
 

@@ -223,6 +223,12 @@ def test_blocks_of_known_behaviour_are_classified(name):
     assert classify_orbit(orbit) == [expected] * 3
 
 
+@pytest.mark.parametrize("drift", [2e-5, 7e-5, 8e-5, 1e-4, 3e-4, 2e-3])
+def test_a_drift_has_no_period(drift):
+    orbit = torch.ones(1, 48, 1, 16) + drift * torch.arange(48.0).view(1, -1, 1, 1) * torch.randn(16)
+    assert classify_orbit(orbit)[0][0] in ("fixed point", "undecided")
+
+
 def test_step_sizes_are_relative_to_the_state():
     orbit = torch.tensor([1.0, 2.0, 4.0, 4.0]).view(1, 4, 1, 1).expand(2, 4, 3, 5)
     torch.testing.assert_close(step_sizes(orbit), torch.tensor([[0.5, 0.5, 0.0]] * 2).double())

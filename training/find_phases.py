@@ -83,7 +83,9 @@ def main(argv: list[str] | None = None):
         assignment = np.repeat(np.arange(k), phase_sizes)
         value = partition_objective(similarity, assignment, args.objective)
         phases[str(k)] = {"phase_sizes": phase_sizes, "objective": value}
-        save_figure(plot_similarity(similarity, phase_sizes, f"{k} phases"), output_dir / f"phases_k{k}")
+        save_figure(
+            plot_similarity(similarity, phase_sizes, f"{k} phase{'s' if k > 1 else ''}"), output_dir / f"phases_k{k}"
+        )
         print(f"k = {k}: phase sizes {' '.join(map(str, phase_sizes))}, {args.objective} objective {value:.4f}")
     matrix = np.asarray(similarity).tolist()
     results = {"phases": phases, "similarity": matrix, "bad_images": count_bad_images({args.split: bad_images})}

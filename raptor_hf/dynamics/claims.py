@@ -28,6 +28,8 @@ THRESHOLDS = {
     "basin_ratio": 0.9,
     "basin_fall": 0.9,
 }
+# Fewer images than so many times the modes let a map explain anything; fewer a class, chance make basins.
+IMAGES_OF_A_MODE, IMAGES_OF_A_CLASS = 2, 8
 # What changes by no more than this share of itself is said to hardly change.
 CHANGE = 0.1
 
@@ -139,8 +141,13 @@ def late_reorientation(result: dict) -> Claim:
     for name in ("cls", "patch"):
         speed = np.degrees(tokens[name]["angular_speed"]["mean"])
         typical = float(np.median(speed[first_middle:first_late]))
+        if typical < 0.01:
+            claim.measured = (
+                f"The middle layers hardly turn {name}, by {typical:.2g}°: there is nothing to compare with."
+            )
+            return claim
         peak = first_late + int(speed[first_late:].argmax())
-        ratios[name] = float(speed[peak]) / max(typical, 1e-9)
+        ratios[name] = float(speed[peak]) / typical
         said.append(
             f"the fastest of the last {depth - first_late} layers turns {name} by {speed[peak]:.1f}° (layer "
             f"{peak + 1}), {ratios[name]:.2f} times the median of the middle layers, {typical:.1f}°"
@@ -152,6 +159,9 @@ def late_reorientation(result: dict) -> Claim:
     over = THRESHOLDS["turn_over_patches"]
     sharp = ratios["cls"] >= least and excess >= over
     claim.parts.append(Part("that number over the patches' own", excess, f"at least {over}, of a sharp turn", sharp))
+    what = "patches: fastest late turn, in median turns of the middle layers"
+    smooth = ratios["cls"] >= least > ratios["patch"]
+    claim.parts.append(Part(what, ratios["patch"], f"below {least}, beside a sharp turn of cls", smooth))
     claim.measured = _capital(_list(said)) + "."
     return claim
 
@@ -160,10 +170,10 @@ def patch_coherence(result: dict) -> Claim:
     claim = Claim(
         "patch coherence",
         "In late layers the patch tokens move together, along their mean, as in a mean field.",
-        "An image has a single patch token, the model a single layer, or patch states are 0.",
+        "An image has a single patch token, the model a single layer, or patches don't move.",
     )
     patch = result["tokens"].get("patch", {})
-    if "coherence" not in patch or sum(result["phase_sizes"]) < 2:
+    if "coherence" not in patch or sum(result["phase_sizes"]) < 2 or not any(patch["coherence"]["mean"]):
         return claim
     early, late, early_name, late_name = early_and_late(result)
     coherence, field_ = patch["coherence"]["mean"], patch["mean_field_alignment"]["mean"]
@@ -218,7 +228,7 @@ def weak_contraction(result: dict) -> Claim:
         "All states are 0.",
     )
     most, least, said = THRESHOLDS["largest_modulus"], THRESHOLDS["median_modulus"], []
-    share, ratio, unexplained = THRESHOLDS["explained"], THRESHOLDS["unexplained_ratio"], []
+    share, ratio, unexplained, few = THRESHOLDS["explained"], THRESHOLDS["unexplained_ratio"], [], []
     for name, token in result["tokens"].items():
         depth = token["dmd"]["depth"]
         if not depth["moduli"]:
@@ -227,7 +237,9 @@ def weak_contraction(result: dict) -> Claim:
         modes, explained = len(depth["moduli"]), depth["explained"]
         # The moduli of a random walk, which one factor for all directions explains, mean nothing.
         factor = depth["by_one_factor"]
-        if explained >= share and 1 - explained < ratio * (1 - factor):
+        if result["images"] < IMAGES_OF_A_MODE * modes:
+            few.append(name)
+        elif explained >= share and 1 - explained < ratio * (1 - factor):
             what = f"{name}: median modulus, all depth; the largest is {largest:.2f}"
             asked = f"at least {least}, and the largest at most {most}"
             claim.parts.append(Part(what, median, asked, median >= least and largest <= most))
@@ -242,7 +254,12 @@ def weak_contraction(result: dict) -> Claim:
     if said:
         claim.measured = f"Over all depth, the growth of norms divided out, moduli go for {_list(said)}."
     if unexplained:
-        claim.measured += f" For {' and '.join(unexplained)} the map explains too little for its moduli to tell."
+        claim.measured += (
+            f" For {' and '.join(unexplained)} the map explains too little, or too little more than one factor does, "
+            "for its moduli to tell."
+        )
+    if few:
+        claim.measured += f" {result['images']} images are too few for so many modes."
     return claim
 
 
@@ -325,15 +342,28 @@ def angular_basins(result: dict) -> Claim:
     within, between = (np.degrees(np.arccos(np.clip(basins[key], -1, 1))) for key in ("within", "between"))
     first, last = (float(within[i] / max(between[i], 1e-9)) for i in (1, -1))
     most, fall = THRESHOLDS["basin_ratio"], THRESHOLDS["basin_fall"]
+    enough = basins["images"] >= IMAGES_OF_A_CLASS * basins["classes"]
     claim.parts = [
-        Part(f"{name}: angle within over between classes, last layer", last, f"at most {most}", last <= most),
-        Part("the same over that of layer 1", last / max(first, 1e-9), f"at most {fall}", last <= fall * first),
+        Part(
+            f"{name}: angle within over between classes, last layer",
+            last,
+            f"at most {most}",
+            last <= most if enough else None,
+        ),
+        Part(
+            "the same over that of layer 1",
+            last / max(first, 1e-9),
+            f"at most {fall}",
+            last <= fall * first if enough else None,
+        ),
     ]
     claim.measured = (
         f"At the last layer the mean cosine of two images, as an angle of their {name} directions, is "
         f"{within[-1]:.1f}° within and {between[-1]:.1f}° between the {basins['classes']} classes; at layer 1 it is "
         f"{within[1]:.1f}° and {between[1]:.1f}°."
     )
+    if not enough:
+        claim.measured += f" Of {basins['images']} images chance alone can make such classes."
     return claim
 
 

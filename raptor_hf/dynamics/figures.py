@@ -31,7 +31,7 @@ def _legend_below(figure: Figure, axes, ncols: int):
 def _log_axis(axes):
     """A logarithmic y axis with plain numbers at 1, 2, 5, 10, ..."""
     axes.set_yscale("log", nonpositive="mask")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=99))
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter(NullFormatter())
 
@@ -154,6 +154,9 @@ def plot_self_correction(result: dict, title: str = "") -> Figure:
             layer_axis(axes, result["phase_sizes"], label=axes is panels[-1][0])
             axes.set_ylabel(f"{NAMES[name]}:\nangle / push")
             _log_axis(axes)
+        # Not by the bands: those of few images span many decades.
+        means = [y for (axes,) in panels for line in axes.get_lines() for y in line.get_ydata() if y > 0]
+        panels[0][0].set_ylim(min(means) / 2, 2 * max(means))
         panels[0][0].set_title(title)
         handles = [mpl.lines.Line2D([], [], color="0.3", ls=dashes[i % len(dashes)]) for i in range(len(epsilons))]
         labels = [f"push {eps:g}" for eps in epsilons]
@@ -171,8 +174,9 @@ def plot_recurrence(result: dict, title: str = "") -> Figure:
             held = orbit["depth_step"] == "held"
             style = token_style(orbit["token"], label=held) | {"marker": None, "ls": "-" if held else "--"}
             axes.plot(range(1, len(orbit["step_size"]) + 1), orbit["step_size"], **style)
+        trained = {orbit["phase"]: orbit["trained_size"] for orbit in orbits}
         for phase, (axes,) in enumerate(panels):
-            axes.axvline(sizes[phase] + 0.5, color="0.4", lw=0.8, ls=":")
+            axes.axvline(trained[phase] + 0.5, color="0.4", lw=0.8, ls=":")
             axes.set(yscale="log", ylabel=f"block {phase + 1}: step / length")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         panels[-1][0].set_xlabel("application of the block (dotted: the trained number)")
@@ -208,6 +212,10 @@ def plot_basins(result: dict, title: str = "") -> Figure:
         if labelled:
             for label, path in projection["class_means"].items():
                 axes.plot(*np.transpose(path), color=colors.get(label, "0.2"), lw=1.8 if few else 0.8)
+            axes.plot([], [], color="0.2", lw=1.8 if few else 0.8, label="mean of a class")
+            for label, color in colors.items():
+                axes.plot([], [], color=color, marker="o", ms=3, lw=0.6, label=f"class {label}")
+            _legend(axes)
         share = f"{100 * projection['share']:.0f} %"
         axes.set(xlabel=f"first principal direction (both: {share} of the variance)", ylabel="second")
         axes.set_aspect("equal", adjustable="datalim")

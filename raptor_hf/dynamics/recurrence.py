@@ -85,6 +85,9 @@ def _classify(x: torch.Tensor, tolerance: float, max_period: int, growth: float)
     limit = tolerance * length.max()
     if ((tail - tail[-1]).norm(dim=-1) <= limit).all():
         return FIXED_POINT, 1
+    # What moves by less than that at each step drifts: it is neither at rest nor going round.
+    if (tail.diff(dim=0).norm(dim=-1) <= limit).all():
+        return UNDECIDED, None
     for period in range(2, min(max_period, len(tail) // 2) + 1):
         whole = (len(tail) - 1) // period * period
         near = (tail[period:] - tail[:-period]).norm(dim=-1) <= limit
@@ -126,7 +129,8 @@ class Recurrence:
 
     def compute(self) -> list[dict]:
         """
-        For each phase, depth step and token type: `step_size` (mean over images of |x_n - x_(n-1)| / |x_n|, n from 1),
+        For each phase, depth step and token type: `trained_size` (applications that the block was trained for),
+        `step_size` (mean over images of |x_n - x_(n-1)| / |x_n|, n from 1),
         `outcomes`, how many images' orbits ended how, and `directions`, the same of their tokens' directions, which
         may come to rest while lengths grow.
 
@@ -140,6 +144,7 @@ class Recurrence:
                 "phase": phase,
                 "depth_step": depth_step,
                 "token": name,
+                "trained_size": self.model.config.phase_sizes[phase],
                 "step_size": (self._sums[phase, depth_step, name] / self.num_images).tolist(),
                 **{
                     what: dict(self._counts[phase, depth_step, name, what].most_common())
