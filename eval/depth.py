@@ -69,6 +69,13 @@ def main(argv: list[str] | None = None):
             multiple_of=patch,
         )
         losses = train_head(head, model, train, args)
+        # Before measuring: what a test map may be refused for must not cost the training.
+        head.save(
+            Path(args.output_dir) / "head",
+            model=args.model,
+            image_mean=list(processor.image_mean),
+            image_std=list(processor.image_std),
+        )
         metric = evaluate.load(str(DEPTH_ERROR))
         shown = []
         for index, (prediction, truth) in enumerate(predict_maps(head, model, test, args)):
@@ -79,12 +86,6 @@ def main(argv: list[str] | None = None):
         measured = metric.compute()
     except ValueError as error:
         parser.error(str(error))
-    head.save(
-        Path(args.output_dir) / "head",
-        model=args.model,
-        image_mean=list(processor.image_mean),
-        image_std=list(processor.image_std),
-    )
     rows, columns = (part.indices(side)[:2] for part, side in zip(crop, truth.shape))
     results = {
         **measured,

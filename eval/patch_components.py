@@ -8,7 +8,7 @@ from torch.nn.functional import cosine_similarity
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 
-from raptor_hf.images import PixelValues, crop_size
+from raptor_hf.images import PixelValues, crop_size, to_rgb
 from raptor_hf.parser import ConfigArgumentParser
 from raptor_hf.plots import save_figure
 from raptor_hf.probes import EvalArguments
@@ -53,16 +53,19 @@ def main(argv: list[str] | None = None):
                 pixel_values = batch["pixel_values"].to(model.device)
                 parts.append(forward_features(models[name], pixel_values, "dense")["patch"])
         features = {name: torch.cat(parts) for name, parts in features.items()}
+        shapes = {tuple(parts.shape) for parts in features.values()}
+        if len(shapes) > 1:
+            raise ValueError(
+                f"Model and teacher have patch features of other shapes, {sorted(shapes)}: they must agree."
+            )
+        colors = ComponentColors(next(iter(features.values())))
     except ValueError as error:
         parser.error(str(error))
-    colors = ComponentColors(next(iter(features.values())))
     results = {"images": len(images), "image_size": size, "explained_variance": colors.explained.tolist()}
     if args.teacher is not None:
         results["cosine"] = cosine_similarity(features["teacher"], features["model"], dim=-1).mean().item()
     path = args.write_results("patch_components", results)
-    pictures = [
-        framing.frame(*image.size, np.random.default_rng())(image) for image in images.with_format(None)["image"]
-    ]
+    pictures = [framing.frame(*image.size, np.random.default_rng())(to_rgb(image)) for image in images["image"]]
     maps = [colors(parts) for parts in features.values()]
     titles = ["picture", "teacher", "Raptor"] if args.teacher else ["picture", "patch features"]
     save_figure(plot_maps(list(zip(pictures, *maps)), titles=titles), path)

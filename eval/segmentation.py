@@ -49,6 +49,16 @@ def main(argv: list[str] | None = None):
         set_seed(args.seed)
         head = LinearSegmentationHead(model.config.hidden_size, num_labels)
         losses = train_head(head, model, train, args)
+        # Before measuring: what a test map may be refused for must not cost the training.
+        head.save(
+            Path(args.output_dir) / "head",
+            model=args.model,
+            protocol=args.protocol,
+            image_size=size,
+            image_mean=list(processor.image_mean),
+            image_std=list(processor.image_std),
+            do_reduce_labels=args.do_reduce_labels,
+        )
         metric = evaluate.load(str(MEAN_IOU))
         shown = []
         for index, (prediction, truth) in enumerate(predict_maps(head, model, test, args)):
@@ -58,15 +68,6 @@ def main(argv: list[str] | None = None):
         measured = metric.compute(num_labels=num_labels, ignore_index=IGNORED)
     except ValueError as error:
         parser.error(str(error))
-    head.save(
-        Path(args.output_dir) / "head",
-        model=args.model,
-        protocol=args.protocol,
-        image_size=size,
-        image_mean=list(processor.image_mean),
-        image_std=list(processor.image_std),
-        do_reduce_labels=args.do_reduce_labels,
-    )
     results = {
         **measured,
         "num_labels": {"value": num_labels, "by": "found" if args.num_labels is None else "stated"},

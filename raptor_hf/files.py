@@ -1,5 +1,6 @@
 """Files that appear whole or not at all."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+CHECKSUM = "sha256"
 # No name that a user's own folder would have: what is left of it is deleted.
 ASIDE = ".raptor_hf-partial"
 
@@ -37,7 +39,7 @@ def read_json(path: str | Path, kind: type = dict) -> dict | list:
     """
     try:
         content = json.loads(Path(path).read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({error}): delete it, or give another folder.") from error
     if not isinstance(content, kind):
         raise ValueError(f"{path} is damaged (it holds no {kind.__name__}): delete it, or give another folder.")
@@ -75,18 +77,34 @@ def written_aside(folder: str | Path) -> Iterator[Path]:
 
 
 def is_whole_safetensors(path: Path) -> bool:
-    """Whether a safetensors file is there and not cut short: its header tells its length, so a torn one is refused."""
+    """
+    Whether a safetensors file is there and not cut short (its header tells its length, so a torn one is refused) and,
+    if [`write_safetensors`] wrote it, no bit of it has changed since.
+    """
     try:
-        with safe_open(path, framework="pt"):
-            return True
+        with safe_open(path, framework="pt") as file:
+            noted = (file.metadata() or {}).get(CHECKSUM)
+            return noted is None or noted == _checksum({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
     except (OSError, SafetensorError):
         return False
 
 
 def write_safetensors(path: str | Path, tensors: dict[str, torch.Tensor]):
-    """Writes tensors to one side, then renames them. Processes that write the same file don't disturb each other."""
+    """
+    Writes tensors with their SHA-256 to one side, then renames them. Processes that write the same file don't disturb
+    each other.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, aside)
+    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(tensors, aside, metadata={"format": "pt", CHECKSUM: _checksum(tensors)})
     aside.replace(path)
+
+
+def _checksum(tensors: dict[str, torch.Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()

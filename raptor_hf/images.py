@@ -33,6 +33,8 @@ MAX_ASPECT_RATIO = 100
 # Where so many rows in a row can't be read, it isn't single images that are bad.
 MAX_REPLACEMENTS = 100
 REPORT_BYTES = 120
+# How `datasets` names a file of a streamed folder, or in an archive there.
+STREAMED_FROM_HUB = re.compile(r"^((zip|tar|gzip)://[^:]*::)?hf://datasets/[^:]*$")
 # So many bad images are named.
 NAMED_IMAGES = 5
 # Those that Pillow decodes itself: PostScript, for one, it hands to an interpreter.
@@ -234,15 +236,26 @@ def decode_image(value: dict | Image.Image | None) -> Image.Image:
         BadImageError: if it is missing, of no known format, cut short, a decompression bomb (more pixels than
             `PIL.Image.MAX_IMAGE_PIXELS`), a strip of more than `MAX_ASPECT_RATIO`, or has pixels that aren't finite.
     """
+    image = open_image(value)
+    if max(image.size) > MAX_ASPECT_RATIO * min(image.size):
+        raise BadImageError(f"a strip of {image.width} x {image.height} pixels")
+    with _as_bad_image():
+        return to_rgb(image)
+
+
+def open_image(value: dict | Image.Image | None) -> Image.Image:
+    """The same of an image whose mode stays, such as a map of labels or of depth."""
     if value is None:
         raise BadImageError("no image")
+    with _as_bad_image(), warnings.catch_warnings():
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        return value if isinstance(value, Image.Image) else _open_image(value)
+
+
+@contextmanager
+def _as_bad_image():
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            image = value if isinstance(value, Image.Image) else _open_image(value)
-        if max(image.size) > MAX_ASPECT_RATIO * min(image.size):
-            raise BadImageError(f"a strip of {image.width} x {image.height} pixels")
-        return to_rgb(image)
+        yield
     except (BadImageError, MemoryError):
         raise
     # A decoder raises whatever a broken file leads it to.
@@ -255,11 +268,16 @@ def decode_image(value: dict | Image.Image | None) -> Image.Image:
 def _open_image(value: dict) -> Image.Image:
     content, path = value["bytes"], value["path"]
     if content is None and path is not None:
-        # A row of a parquet file could name any address; those of streamed folders are on the Hub.
-        if set(re.findall(r"(\w+)://", path)) - {"hf", "zip", "tar", "gzip"}:
+        if STREAMED_FROM_HUB.match(path):
+            with fsspec.open(path, "rb") as file:
+                content = file.read()
+        # A row of a parquet file could name any address, device or pipe.
+        elif ":" in path and not Path(path).is_file():
             raise BadImageError("an address in place of an image")
-        with fsspec.open(path, "rb") as file:
-            content = file.read()
+        elif Path(path).exists() and not Path(path).is_file():
+            raise BadImageError("no file in place of an image")
+        else:
+            content = Path(path).read_bytes()
     if content is not None:
         Image.init()
         # Refuses a file by its first bytes, before anything else of it is read.

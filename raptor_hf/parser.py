@@ -77,7 +77,8 @@ class ConfigArgumentParser(HfArgumentParser):
     def _read_config(self, path: Path, given: set[str]):
         try:
             values = yaml.safe_load(path.read_text())
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        # YAML also raises what Python does on values that can't be, such as a date of a thirteenth month.
+        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
             self.error(f"--config {path} can't be read ({str(error).splitlines()[0]}): give a YAML file.")
         if not isinstance(values, dict):
             self.error(f"--config {path} must hold `flag: value` lines.")

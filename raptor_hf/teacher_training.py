@@ -124,7 +124,9 @@ def class_names(dataset: datasets.Dataset, label_column: str) -> list[str]:
         return sorted(set(labels))
     if all(isinstance(label, int) and label >= 0 for label in labels):
         return [str(label) for label in range(max(labels) + 1)]
-    raise ValueError(f"Labels must be class indices or names, but {label_column} holds {labels[0]!r}.")
+    kind = str if isinstance(labels[0], str) else int
+    odd = next((label for label in labels if not isinstance(label, kind) or (kind is int and label < 0)), labels[0])
+    raise ValueError(f"Labels must be class indices or names, but {label_column} holds {odd!r}.")
 
 
 def class_indices(dataset: datasets.Dataset, label_column: str, names: Sequence[str]) -> list[int]:
@@ -136,6 +138,14 @@ def class_indices(dataset: datasets.Dataset, label_column: str, names: Sequence[
     """
     class_names(dataset, label_column)
     index = {name: i for i, name in enumerate(names)}
+    own = getattr(dataset.features[label_column], "names", None)
+    # Where both call the classes alike, by name: another data set may number them in another order.
+    by_name = own is not None and set(own) == set(names) and list(own) != list(names)
+    dataset = dataset.select_columns(label_column)
+    if by_name:
+        dataset = dataset.cast_column(label_column, datasets.Value("int64"))
+        renumbered = [index[name] for name in own]
+        return [renumbered[label] for label in dataset[label_column]]
     labels = [index.get(label, -1) if isinstance(label, str) else label for label in dataset[label_column]]
     unknown = [row for row, label in enumerate(labels) if label is None or not 0 <= label < len(names)]
     if unknown:

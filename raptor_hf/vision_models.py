@@ -100,8 +100,12 @@ def load_frozen(
         )
     except OSError as error:
         raise ValueError(f"{role} {name_or_path} has no weights in safetensors: give a folder that has.") from error
-    except (SafetensorError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{role} {name_or_path} has weights that can't be read ({error}): get them anew.") from error
+    except (SafetensorError, ArithmeticError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ValueError(
+            f"{role} {name_or_path} has weights that can't be read, or don't fit its configuration ({reason}): get it "
+            "anew."
+        ) from error
     missing = {key for key in info["missing_keys"] if not key.endswith("mask_token")}
     pooler = {key for key in missing if key.startswith("pooler.")}
     if pooler:

@@ -183,3 +183,30 @@ def test_help_names_the_flags_that_all_scripts_share(name, capsys):
         "seed",
     ]:
         assert f"--{flag}" in text
+
+
+def test_classes_are_matched_by_name_where_the_test_data_number_them_otherwise(flags, material, tmp_path):
+    knn([*flags, "--k", "3"])
+    expected = results(tmp_path, "knn")["k=3"]["accuracy"]
+    train, test = coloured([14, 12, 4], 0), coloured([5, 4, 3], 1)
+    names = [NAMES[label] for label in train["label"]]
+    train.remove_columns("label").add_column("label", names).to_parquet(tmp_path / "strings.parquet")
+    columns = test.features.copy()
+    columns["label"] = datasets.ClassLabel(names=["blue", "green", "red"])
+    renumbered = test.map(lambda row: {"label": 2 - row["label"]}, features=columns)
+    renumbered.to_parquet(tmp_path / "renumbered.parquet")
+    paths = ["--dataset", str(tmp_path / "strings.parquet"), "--test_dataset", str(tmp_path / "renumbered.parquet")]
+    knn([*flags, *paths, "--test_split", "train", "--k", "3"])
+    assert results(tmp_path, "knn")["k=3"]["accuracy"] == expected
+
+
+def test_bad_images_of_both_parts_are_counted_where_their_splits_are_called_alike(flags, material, tmp_path):
+    rows = coloured([14, 12, 4], 0).cast_column("image", datasets.Image(decode=False)).to_list()
+    rows[3]["image"]["bytes"] = b"none"
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=NAMES)})
+    datasets.Dataset.from_list(rows, features=features).to_parquet(tmp_path / "bad.parquet")
+    coloured([5, 4, 3], 1).to_parquet(tmp_path / "good.parquet")
+    paths = ["--dataset", str(tmp_path / "bad.parquet"), "--test_dataset", str(tmp_path / "good.parquet")]
+    knn([*flags, *paths, "--test_split", "train", "--k", "3"])
+    counted = json.loads((tmp_path / "out" / "knn.json").read_text())["bad_images"]
+    assert (counted["train"], counted["test"]) == (1, 0) and counted["first"][0].startswith("row 3: ")

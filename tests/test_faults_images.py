@@ -54,6 +54,11 @@ BAD = {
     "text": (b"<html>404</html>", "cannot identify image file"),
     "PostScript": (encoded(picture(0), "EPS"), "cannot identify image file"),
     "an address": ({"bytes": None, "path": "http://127.0.0.1:9/photo.jpg"}, "an address in place of an image"),
+    "an address in disguise": (
+        {"bytes": None, "path": 'reference::data:,{"version":1,"refs":{"":["http://127.0.0.1:9/x"]}}'},
+        "an address in place of an image",
+    ),
+    "a device": ({"bytes": None, "path": "/dev/zero"}, "no file in place of an image"),
     "truncated JPEG": (encoded(picture(0), "JPEG")[:-40], "truncated"),
     "truncated PNG": (encoded(picture(0))[:-60], ""),
     "damaged PNG": (encoded(picture(0)).replace(b"IDAT", b"IDAX"), ""),

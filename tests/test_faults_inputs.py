@@ -97,8 +97,8 @@ REFUSED_AT_ONCE = [
 REFUSED_EARLY = [
     ("distill", NOWHERE, "Teacher /nowhere/teacher can't be loaded"),
     ("distill", {"teacher": "MATERIAL/vit"}, "is a vit model, but a teacher must be one of dinov2"),
-    ("distill", {"output_dir": "MATERIAL/teacher"}, "is the teacher's own folder: give another --output_dir"),
-    ("distill", {"output_dir": "MATERIAL/images"}, "is the dataset's own folder: give another --output_dir"),
+    ("distill", {"output_dir": "MATERIAL/teacher"}, "is in the teacher's own folder: give another --output_dir"),
+    ("distill", {"output_dir": "MATERIAL/images"}, "is in the dataset's own folder: give another --output_dir"),
     ("distill", {"image_size": 30}, "image_size 30 is not a multiple of the teacher's patch size 14"),
     ("distill", {"early_image_size": 15}, "early_image_size 15 is not a multiple of the teacher's patch size 14"),
     ("distill", {"phase_sizes": [3, 2]}, "phase_sizes [3, 2] sum to 5 layers, but the teacher has 6"),
@@ -185,6 +185,17 @@ def test_a_folder_that_was_tampered_with(scripts, material, tmp_path, capsys):
     (tmp_path / "results.json").unlink()
     (tmp_path / "arguments.json").unlink()
     assert "holds checkpoints, but no arguments.json" in refusal(capsys, 2, *call)
+
+
+def test_a_refused_command_leaves_no_trace_and_another_model_is_not_overwritten(scripts, material, tmp_path, capsys):
+    settings = SMALL | {"max_bad_image_share": 0.1}
+    assert "source_layers" in refusal(
+        capsys, 2, scripts, "distill", settings | {"source_layers": [9, 9]}, material, tmp_path
+    )
+    assert not (tmp_path / "arguments.json").exists()
+    (tmp_path / "model.safetensors").write_bytes(b"another's")
+    assert "holds another model" in refusal(capsys, 2, scripts, "distill", settings, material, tmp_path)
+    assert (tmp_path / "model.safetensors").read_bytes() == b"another's"
 
 
 def test_images_of_any_shape_train(scripts, material, tmp_path):

@@ -99,6 +99,13 @@ def test_a_checkpoint_of_which_one_bit_has_changed_is_passed_over(whole, tmp_pat
     assert last_whole_checkpoint(tmp_path).endswith("checkpoint-4")
 
 
+def test_another_file_beside_those_that_were_saved_does_no_harm(whole, tmp_path):
+    shutil.copytree(whole[1] / "checkpoint-6", tmp_path / "checkpoint-6")
+    (tmp_path / "checkpoint-6" / ".DS_Store").write_bytes(b"x")
+    (tmp_path / "checkpoint-7").write_bytes(b"no folder")
+    assert last_whole_checkpoint(tmp_path).endswith("checkpoint-6")
+
+
 def test_without_a_whole_checkpoint_a_run_begins_anew(whole, tmp_path):
     assert last_whole_checkpoint(tmp_path) is None
     shutil.copytree(whole[1] / "checkpoint-8", tmp_path / "checkpoint-8")

@@ -75,6 +75,10 @@ def test_features_are_computed_once_and_an_interrupted_run_goes_on(tmp_path, sma
     again, seen = compute(num_workers=1)
     assert seen == 4
     torch.testing.assert_close(again.tensor("cls"), values)
+    damaged = bytearray(first.files[0].read_bytes())
+    damaged[-9] ^= 1
+    first.files[0].write_bytes(damaged)
+    assert compute()[1] == 3
     assert not list(tmp_path.rglob("*.tmp"))
 
 

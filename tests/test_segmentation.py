@@ -1,3 +1,4 @@
+import io
 import json
 import runpy
 from pathlib import Path
@@ -196,7 +197,18 @@ def test_columns_are_found_or_refused():
     # As tools other than `datasets` write parquet: bytes and paths, without a word on images.
     plain = dataset.select_columns(["image"]).add_column("mask", [{"bytes": b"", "path": None}])
     assert plain.features["mask"] != image
-    assert with_map_column(plain, None, ("mask",)).features["map"] == image
+    assert with_map_column(plain, None, ("mask",)).features["map"] == datasets.Image(decode=False)
+
+
+@pytest.mark.parametrize("form", ["EPS", "cut short", "address"])
+def test_a_bad_map_is_refused_unopened_and_in_one_line(form):
+    buffer = io.BytesIO()
+    Image.new("L", (8, 8)).convert("RGB" if form == "EPS" else "L").save(buffer, "EPS" if form == "EPS" else "PNG")
+    value = {"bytes": buffer.getvalue()[: 50 if form == "cut short" else None], "path": None}
+    if form == "address":
+        value = {"bytes": None, "path": "http://127.0.0.1:9/map.png"}
+    with pytest.raises(ValueError, match=r"A true map can't be read \(.*\): mend it, or leave its row out"):
+        read_labels(value)
 
 
 @pytest.fixture(scope="module")

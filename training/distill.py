@@ -33,7 +33,8 @@ def main(argv: list[str] | None = None):
     except RunStopped as stop:
         if args.log_level == "debug":
             raise
-        parser.exit(stop.exit_code, f"{parser.prog}: {' '.join(str(stop).split())}\n")
+        anew = " (Without --overwrite_output_dir: that would begin anew.)" if args.overwrite_output_dir else ""
+        parser.exit(stop.exit_code, f"{parser.prog}: {' '.join(str(stop).split())}{anew}\n")
     except KeyboardInterrupt:
         parser.exit(130, f"{parser.prog}: interrupted; the same command goes on from the last checkpoint.\n")
     if args.process_index == 0:

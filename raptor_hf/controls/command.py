@@ -9,7 +9,7 @@ from ..distillation.arguments import PHASE_FLAGS
 from ..distillation.faults import RunStopped
 from ..distillation.run import run_settings, use_every_core
 from ..files import write_json
-from ..parser import ConfigArgumentParser
+from ..parser import ConfigArgumentParser, check_at_least_one
 from ..plots import save_figure
 from .experiment import Experiment
 
@@ -36,6 +36,7 @@ def run_control(control: ModuleType, script: str, description: str, argv: list[s
     own, model, data, run = parser.parse(argv, default, unless=("teacher", "dataset"))
     use_every_core(run)
     try:
+        check_at_least_one(own, "max_samples")
         results = control.measure(Experiment(own, model, data, run))
     except ValueError as error:
         if run.log_level == "debug":

@@ -37,6 +37,7 @@ QUESTIONS = {
         "Linear probe on frozen features",
         "ImageNet-1k, DINOv2 ViT-B: teacher 84.6 %, Raptor k = 2 about 81.3 % (96.1 % of it), k = 3 83.0 % (98.2 %)",
     ),
+    "patch_components": Question("Principal components of patch features, in colour"),
     "segmentation": Question("Segmentation with a linear head"),
     "depth": Question("Depth with a linear head"),
     "partitions": Question(

@@ -15,7 +15,9 @@ CHECKSUMS_NAME = "checksums.json"
 
 def checkpoints(output_dir: Path) -> list[Path]:
     """A run's checkpoints, whole or not, the newest first."""
-    folders = [f for f in output_dir.glob(f"{PREFIX_CHECKPOINT_DIR}-*") if f.name.split("-")[-1].isdigit()]
+    folders = [
+        f for f in output_dir.glob(f"{PREFIX_CHECKPOINT_DIR}-*") if f.is_dir() and f.name.split("-")[-1].isdecimal()
+    ]
     return sorted(folders, key=lambda f: int(f.name.split("-")[-1]), reverse=True)
 
 
@@ -25,9 +27,10 @@ def write_checksums(folder: Path):
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether a checkpoint has all files that were saved, and no bit of them has changed since."""
+    """Whether a checkpoint has all files that were saved, unchanged to the bit; others may lie beside them."""
     try:
-        return read_json(folder / CHECKSUMS_NAME) == _checksums(folder)
+        noted = read_json(folder / CHECKSUMS_NAME)
+        return bool(noted) and noted.items() <= _checksums(folder).items()
     except (OSError, ValueError):
         return False
 

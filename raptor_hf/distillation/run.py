@@ -65,9 +65,10 @@ def distill(model_args: ModelArguments, data_args: DataArguments, args: Distilla
     """
     output_dir = Path(args.output_dir)
     settings = run_settings(model_args, data_args, args)
-    for name, source in (("teacher", model_args.teacher), ("dataset", data_args.dataset)):
-        if Path(source).resolve() == output_dir.resolve():
-            raise ValueError(f"output_dir {output_dir} is the {name}'s own folder: give another --output_dir.")
+    sources = {"teacher": model_args.teacher, "dataset": data_args.dataset}
+    for name, source in (sources | {"validation_dataset": data_args.validation_dataset}).items():
+        if source and Path(source).is_dir() and output_dir.resolve().is_relative_to(Path(source).resolve()):
+            raise ValueError(f"output_dir {output_dir} is in the {name}'s own folder: give another --output_dir.")
     with args.main_process_first(local=False):
         finished = None if args.overwrite_output_dir else _earlier_results(output_dir, settings)
     if finished is not None:
@@ -112,7 +113,6 @@ def _prepare(
         # Not before: a command that is refused costs nothing.
         if args.overwrite_output_dir:
             _remove_earlier_run(output_dir)
-        write_json(output_dir / ARGUMENTS_NAME, settings)
     centre = CenterCrop(processor)
     if model_args.phases_to_find:
         phase_sizes = _find_phases(teacher, train, centre, model_args, args, output_dir)
@@ -143,6 +143,8 @@ def _prepare(
         eval_dataset=PixelValues(validation, centre),
         processing_class=processor,
     )
+    if args.process_index == 0:
+        write_json(output_dir / ARGUMENTS_NAME, settings)
     return trainer, bad_validation_images
 
 
@@ -313,6 +315,11 @@ def _earlier_results(output_dir: Path, settings: dict) -> dict | None:
             raise ValueError(
                 f"output_dir {output_dir} holds checkpoints, but no {ARGUMENTS_NAME} to say of which run: give "
                 "another --output_dir, or --overwrite_output_dir true."
+            )
+        if (output_dir / SAFE_WEIGHTS_NAME).exists():
+            raise ValueError(
+                f"output_dir {output_dir} holds another model: give another --output_dir, or --overwrite_output_dir "
+                "true."
             )
         return None
     earlier = read_json(path)

@@ -73,19 +73,19 @@ class EvalArguments:
 
     def load_train(self) -> datasets.Dataset:
         """The train split, its image column named `image`; see [`load_image_dataset`] for what it raises."""
-        return self._load(self.dataset, self.train_split)
+        return self._load("train", self.dataset, self.train_split)
 
     def load_test(self) -> datasets.Dataset:
         """The test split, of `test_dataset` if that is given."""
-        return self._load(self.test_dataset or self.dataset, self.test_split)
+        return self._load("test", self.test_dataset or self.dataset, self.test_split)
 
-    def _load(self, name: str, split: str) -> datasets.Dataset:
+    def _load(self, part: str, name: str, split: str) -> datasets.Dataset:
         dataset = load_image_dataset(name, split, image_column=self.image_column)
         if self.max_samples is not None and self.max_samples < len(dataset):
             # At random, as the rows of many data sets stand class by class.
             rows = np.random.default_rng(self.seed).choice(len(dataset), self.max_samples, replace=False)
             dataset = dataset.select(np.sort(rows))
-        dataset, self._bad_images[split] = without_bad_images(dataset)
+        dataset, self._bad_images[part] = without_bad_images(dataset)
         return dataset
 
     def write_results(self, script: str, results) -> Path:

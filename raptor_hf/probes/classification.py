@@ -141,7 +141,9 @@ def stratified_folds(labels, folds: int, seed: int) -> list[tuple[np.ndarray, np
     """
     labels = np.asarray(labels)
     if np.bincount(labels).max() < folds:
-        raise ValueError(f"No class has {folds} images: use fewer folds than {folds}.")
+        raise ValueError(
+            f"No class has {folds} images, one for each of {folds} folds: use fewer folds, or more images."
+        )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The least populated class")
         return list(StratifiedKFold(folds, shuffle=True, random_state=seed).split(labels, labels))

@@ -13,12 +13,17 @@ class ComponentColors:
     Args:
         features: (..., hidden_size), at least 3 of them.
 
+    Raises:
+        ValueError: if there are fewer.
+
     Attributes:
         explained: share of the features' variance that each component explains, (3,).
     """
 
     def __init__(self, features: torch.Tensor):
         flat = features.reshape(-1, features.shape[-1]).double().cpu().numpy()
+        if min(flat.shape) < 3:
+            raise ValueError(f"{len(flat)} patches of width {flat.shape[1]} have no 3 components: take larger images.")
         self.pca = PCA(3, svd_solver="full").fit(flat)
         self.explained = self.pca.explained_variance_ratio_
         # But for a few extreme patches the whole range of a colour is used.

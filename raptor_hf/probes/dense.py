@@ -18,7 +18,7 @@ from tqdm.auto import tqdm
 from transformers import BaseImageProcessor, PreTrainedModel
 
 from ..files import read_json, write_json, write_safetensors
-from ..images import decode_image, normalized_pixels, random_box
+from ..images import BadImageError, decode_image, normalized_pixels, open_image, random_box
 from ..plots import STYLE
 from .arguments import EvalArguments
 from .features import FeatureStore, compute_features, forward_features
@@ -89,8 +89,8 @@ def with_map_column(dataset: datasets.Dataset, column: str | None, names: Sequen
     dataset = dataset.select_columns(["image", column]).rename_column(column, "map")
     # Parquet files that other tools wrote don't say that these bytes are images.
     if isinstance(feature, datasets.List) and _holds_images(feature.feature):
-        return dataset.cast_column("map", datasets.List(datasets.Image()))
-    return dataset.cast_column("map", datasets.Image()) if _holds_images(feature) else dataset
+        return dataset.cast_column("map", datasets.List(datasets.Image(decode=False)))
+    return dataset.cast_column("map", datasets.Image(decode=False)) if _holds_images(feature) else dataset
 
 
 def _holds_images(feature) -> bool:
@@ -104,17 +104,34 @@ def _holds_maps(feature) -> bool:
     return _holds_images(feature) or isinstance(feature, (datasets.Array2D, datasets.Array3D))
 
 
+def open_map(value):
+    """
+    A stored map with its files, if it is of any, opened as images: an image, a list of images, or whatever it was.
+
+    Raises:
+        ValueError: if a file can't be read.
+    """
+    if isinstance(value, list) and value and isinstance(value[0], (dict, Image.Image)):
+        return [open_map(one) for one in value]
+    if not isinstance(value, (dict, Image.Image)):
+        return value
+    try:
+        return open_image(value)
+    except BadImageError as error:
+        raise ValueError(f"A true map can't be read ({error}): mend it, or leave its row out.") from error
+
+
 def read_map(value) -> np.ndarray:
     """
     A map as a data set stores it: an image (a palette's indices are taken, not its colours) or an array, (height,
     width), or (1, height, width), or (height, width, 3) with three equal channels. Returns (height, width).
 
     Raises:
-        ValueError: if it is missing or has colours.
+        ValueError: if it is missing, can't be read, or has colours.
     """
     if value is None:
         raise ValueError("A row has no true map: use another split, or leave such rows out of the data set.")
-    pixels = np.asarray(value)
+    pixels = np.asarray(open_map(value))
     if pixels.ndim == 3 and pixels.shape[0] == 1:
         pixels = pixels[0]
     elif pixels.ndim == 3 and (pixels[..., 1:3] == pixels[..., :1]).all():
@@ -209,6 +226,7 @@ class Maps(Dataset):
         self.dataset = dataset.cast_column("image", datasets.Image(decode=False))
         self.read, self.framing, self.features = read, framing, features
         self.frame_maps, self.seed, self.epoch = frame_maps, seed, 0
+        self._sizes = {}
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -222,8 +240,9 @@ class Maps(Dataset):
             frame = self._frame(index, *image.size)
             item["pixel_values"] = self.framing.pixel_values(frame(image))
         else:
-            # The map has its image's shape, which need not be decoded again.
-            frame = self._frame(index, *target.shape[::-1])
+            if index not in self._sizes:
+                self._sizes[index] = decode_image(row["image"]).size
+            frame = self._frame(index, *self._sizes[index])
         if self.frame_maps:
             target = resize_nearest(target, frame)
         return item | {"map": torch.from_numpy(target)}

@@ -102,7 +102,10 @@ def compute_features(
     images = PixelValues(dataset, transform)
     folder = Path(cache_dir or Path(HF_HOME) / "raptor_hf" / "features")
     folder /= feature_key(model, images.dataset, transform, kind)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"feature_cache {folder} can't be made ({error.strerror}): give another folder.") from error
     rows = [range(start, min(start + size, len(images))) for start in range(0, len(images), size)]
     files = [folder / f"{index:05d}.safetensors" for index in range(len(rows))]
     missing = [index for index, path in enumerate(files) if not is_whole_safetensors(path)]

@@ -117,7 +117,9 @@ def fit_logistic(
     counts = np.bincount(y)
     if np.count_nonzero(counts) < 2 or counts.max() < 2:
         raise ValueError("A linear probe needs at least two classes, and one of them with two images to hold out one.")
-    fit, held_out = stratified_folds(y, min(VALIDATION_FOLDS, counts.max()), seed)[0]
+    folds = stratified_folds(y, min(VALIDATION_FOLDS, counts.max()), seed)
+    # The fold that is held out may have the only image of a class: then another one is.
+    fit, held_out = max(folds, key=lambda parts: len(set(y[parts[0]])))
 
     def regression(strength: float) -> Pipeline:
         return make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=1000))

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from tqdm.auto import tqdm
 
 from ..plots import COLORS
-from .dense import DenseArguments, DenseHead, read_map
+from .dense import DenseArguments, DenseHead, open_map, read_map
 
 # What data sets call the column of their label maps; scene_parse_150, ADE20K and NYUv2 among them.
 COLUMNS = ("annotation", "annotations", "segmentation", "segmentations", "mask", "label", "labels", "label_map")
@@ -62,7 +62,7 @@ def read_labels(value, ignore_index: int = 255, reduce_labels: bool = False) -> 
     Raises:
         ValueError: if there is no map, it has other colours, or it holds fractions.
     """
-    coded = False
+    coded, value = False, open_map(value)
     if isinstance(value, list) and value and hasattr(value[0], "getbands"):
         value = value[0]
         coded = value.mode == "RGB"
