@@ -203,8 +203,9 @@ def test_columns_are_found_or_refused():
 @pytest.mark.parametrize("form", ["EPS", "cut short", "address"])
 def test_a_bad_map_is_refused_unopened_and_in_one_line(form):
     buffer = io.BytesIO()
-    Image.new("L", (8, 8)).convert("RGB" if form == "EPS" else "L").save(buffer, "EPS" if form == "EPS" else "PNG")
-    value = {"bytes": buffer.getvalue()[: 50 if form == "cut short" else None], "path": None}
+    labels = np.random.default_rng(0).integers(0, 5, (32, 32), dtype=np.uint8)
+    Image.fromarray(labels).convert("RGB" if form == "EPS" else "L").save(buffer, "EPS" if form == "EPS" else "PNG")
+    value = {"bytes": buffer.getvalue()[: 150 if form == "cut short" else None], "path": None}
     if form == "address":
         value = {"bytes": None, "path": "http://127.0.0.1:9/map.png"}
     with pytest.raises(ValueError, match=r"A true map can't be read \(.*\): mend it, or leave its row out"):
