@@ -376,7 +376,7 @@ class RandomResizedCrop:
     flipped half the time, normalised as the image processor does. Image -> (channels, image_size, image_size).
 
     Args:
-        augment: whether [`trivial_augment`] follows the crop.
+        augment_ratio: share of the crops that [`trivial_augment`] alters.
     """
 
     def __init__(
@@ -385,10 +385,10 @@ class RandomResizedCrop:
         image_size: int,
         scale=(0.25, 1.0),
         flip: bool = True,
-        augment: bool = False,
+        augment_ratio: float = 0.0,
     ):
         self.image_size, self.scale = image_size, scale
-        self.flip, self.augment = flip, augment
+        self.flip, self.augment_ratio = flip, augment_ratio
         self.mean, self.std = processor.image_mean, processor.image_std
 
     def __call__(self, image: Image.Image, rng: np.random.Generator) -> torch.Tensor:
@@ -398,7 +398,7 @@ class RandomResizedCrop:
         image = image.resize(size, Image.Resampling.BICUBIC, box=box, reducing_gap=3.0)
         if self.flip and rng.random() < 0.5:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        if self.augment:
+        if self.augment_ratio and rng.random() < self.augment_ratio:
             image = trivial_augment(image, rng)
         return normalized_pixels(image, self.mean, self.std)
 

@@ -26,7 +26,7 @@ def test_it_is_decided_by_the_generator_alone():
 
 def test_crops_are_altered_after_they_were_cut():
     processor = load_image_processor("no model here", 28)
-    crops = [RandomResizedCrop(processor, 28, augment=augment) for augment in (False, True)]
+    crops = [RandomResizedCrop(processor, 28, augment_ratio=ratio) for ratio in (0.0, 1.0)]
     differ = [
         not crops[0](picture(9), np.random.default_rng(s)).equal(crops[1](picture(9), np.random.default_rng(s)))
         for s in range(20)

@@ -65,6 +65,8 @@ REFUSED_AT_ONCE = [
     ("distill", {"max_train_samples": 0}, "max_train_samples must be at least 1"),
     ("distill", {"max_eval_samples": 0}, "max_eval_samples must be at least 1"),
     ("distill", {"crop_scale": [0.5]}, "crop_scale must be two shares"),
+    ("distill", {"augment_ratio": 2}, "augment_ratio is a share from 0 to 1, got 2.0"),
+    ("distill", {"augment_ratio": 0.5, "crop": "center"}, "augment_ratio goes with random crops"),
     ("distill", {"crop_scale": [float("nan"), 1]}, "crop_scale must be two shares"),
     ("distill", {"learning_rate": -1}, "learning_rate must be a positive number, got -1.0"),
     ("distill", {"learning_rate": "nan"}, "learning_rate must be a positive number, got nan"),

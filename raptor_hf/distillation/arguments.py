@@ -134,9 +134,9 @@ class DataArguments:
         default_factory=lambda: [0.25, 1.0], metadata={"help": "Smallest and largest area share of a random crop."}
     )
     flip: bool = field(default=True, metadata={"help": "Whether random crops are flipped half the time."})
-    augment: bool = field(
-        default=False,
-        metadata={"help": "Whether each random crop is altered by TrivialAugment: for few images, or unlike ones."},
+    augment_ratio: float = field(
+        default=0.0,
+        metadata={"help": "Share of the random crops that TrivialAugment alters: where images are few, or all alike."},
     )
     streaming: bool = field(default=False, metadata={"help": "Whether rows are read only as they are needed."})
     max_train_samples: int | None = field(default=None, metadata={"help": "Use only so many training images."})
@@ -144,8 +144,10 @@ class DataArguments:
 
     def __post_init__(self):
         check_crop_scale(self.crop_scale)
-        if self.augment and self.crop != "random":
-            raise ValueError("augment goes with random crops: leave one of --augment and --crop center out.")
+        if not 0 <= self.augment_ratio <= 1:
+            raise ValueError(f"augment_ratio is a share from 0 to 1, got {self.augment_ratio}.")
+        if self.augment_ratio and self.crop != "random":
+            raise ValueError("augment_ratio goes with random crops: leave one of it and --crop center out.")
         check_at_least_one(self, "image_size", "max_train_samples", "max_eval_samples")
 
 

@@ -127,7 +127,7 @@ def _prepare(
     )
     if data_args.crop == "random":
         crop = RandomResizedCrop(
-            processor, image_size, tuple(data_args.crop_scale), flip=data_args.flip, augment=data_args.augment
+            processor, image_size, tuple(data_args.crop_scale), data_args.flip, data_args.augment_ratio
         )
     else:
         crop = centre
