@@ -112,7 +112,9 @@ def _as_value_error(message: str):
 
 def take_images(stream: datasets.IterableDataset, count: int) -> datasets.Dataset:
     """The first `count` images of a stream, as their files' bytes, in memory."""
-    rows = list(stream.select_columns("image").cast_column("image", datasets.Image(decode=False)).take(count))
+    rows = list(_undecoded(stream).take(count))
+    # What has neither bytes nor path can't be stored: no image, and so a bad one.
+    rows = [row if row["image"] and any(row["image"].values()) else {"image": None} for row in rows]
     return datasets.Dataset.from_list(rows, features=datasets.Features({"image": datasets.Image()}))
 
 
@@ -142,6 +144,9 @@ def _with_encoded_arrays(dataset: datasets.Dataset) -> datasets.Dataset:
 
     def encode(row):
         pixels = row["image"]
+        if pixels is None or not np.isfinite(pixels).all():
+            # No image, and so a bad one.
+            return {"image": None}
         pixels = pixels.transpose(1, 2, 0) if pixels.shape[0] in (1, 3) else pixels
         if np.issubdtype(pixels.dtype, np.floating):
             pixels = pixels * 255 if pixels.max() <= 1 else pixels
@@ -215,7 +220,11 @@ def _check_image_processor(processor: BaseImageProcessor):
     if crop_size(processor) < 1:
         raise ValueError(f"it makes images of {crop_size(processor)} pixels")
     mean, std = (torch.tensor(values, dtype=torch.float) for values in (processor.image_mean, processor.image_std))
-    if not (mean.isfinite().all() and std.isfinite().all() and (std > 0).all()):
+    if (
+        mean.numel() != 3
+        or std.numel() != 3
+        or not (mean.isfinite().all() and std.isfinite().all() and (std > 0).all())
+    ):
         raise ValueError(f"it normalises by mean {processor.image_mean} and deviation {processor.image_std}")
 
 
@@ -387,6 +396,13 @@ class RandomResizedCrop:
         flip: bool = True,
         augment_ratio: float = 0.0,
     ):
+        for name, expected in (("do_rescale", True), ("do_normalize", True), ("rescale_factor", 1 / 255)):
+            value = getattr(processor, name, expected)
+            if value is None or abs(value - expected) > 1e-6:
+                raise ValueError(
+                    f"The image processor's {name} is {value}, but random crops are normalised from pixels in 0..1: "
+                    f"make it {expected}, or train on its own crops, --crop center."
+                )
         self.image_size, self.scale = image_size, scale
         self.flip, self.augment_ratio = flip, augment_ratio
         self.mean, self.std = processor.image_mean, processor.image_std

@@ -69,12 +69,12 @@ REFUSED_AT_ONCE = [
     ("distill", {"augment_ratio": 0.5, "crop": "center"}, "augment_ratio goes with random crops"),
     ("distill", {"crop_scale": [float("nan"), 1]}, "crop_scale must be two shares"),
     ("distill", {"learning_rate": -1}, "learning_rate must be a positive number, got -1.0"),
-    ("distill", {"learning_rate": "nan"}, "learning_rate must be a positive number, got nan"),
+    ("distill", {"learning_rate": "nan"}, "learning_rate must be a finite number, got nan"),
     ("distill", {"seed": -1}, "seed must be from 0"),
     ("distill", {"num_train_epochs": 0}, "num_train_epochs must be a positive number"),
     ("distill", {"per_device_train_batch_size": 0}, "per_device_train_batch_size must be at least 1"),
     ("distill", {"gradient_accumulation_steps": 0}, "gradient_accumulation_steps must be at least 1"),
-    ("distill", {"stage1_ratio": "nan"}, "stage1_ratio is a share from 0 to 1, got nan"),
+    ("distill", {"stage1_ratio": "nan"}, "stage1_ratio must be a finite number, got nan"),
     ("distill", {"stage2_weights": ["nan", 1, 1]}, "stage2_weights must be three weights"),
     ("distill", {"max_bad_image_share": 1.5}, "max_bad_image_share is a share from 0 to 1"),
     ("distill", {"max_nonfinite_steps": 0}, "max_nonfinite_steps must be at least 1"),
@@ -83,6 +83,13 @@ REFUSED_AT_ONCE = [
     ("distill", {"lr_scheduler_kwargs": '{"min": 1}'}, "unexpected keyword argument 'min'"),
     ("distill", {"report_to": "nowhere"}, "report_to nowhere is not installed, or unknown"),
     ("distill", {"save_steps": -1}, "save_steps must be a positive number"),
+    ("distill", {"adam_beta1": 2}, "Invalid beta parameter"),
+    ("distill", {"weight_decay": -1}, "Invalid weight_decay"),
+    ("distill", {"max_grad_norm": "nan"}, "max_grad_norm must be a finite number, got nan"),
+    ("distill", {"save_steps": "inf"}, "save_steps"),
+    ("distill", {"dataloader_num_workers": -1}, "dataloader_num_workers must be at least 0"),
+    ("distill", {"dataloader_persistent_workers": True}, "dataloader_persistent_workers needs"),
+    ("distill", {"load_best_model_at_end": True, "eval_strategy": "steps"}, "needs --metric_for_best_model"),
     ("distill", {"push_to_hub": True, "hub_model_id": "a/b/c"}, "a/b/c"),
     ("distill", {"output_dir": "MATERIAL/no_images.parquet"}, "is no folder that can be written to"),
     ("find_phases", {"output_dir": "MATERIAL/no_images.parquet"}, "is no folder that can be written to"),
@@ -182,6 +189,11 @@ def test_a_folder_that_was_tampered_with(scripts, material, tmp_path, capsys):
     (tmp_path / "model.safetensors").unlink()
     run(*call)
     assert (tmp_path / "model.safetensors").read_bytes() == weights
+    (tmp_path / "config.json").unlink()
+    run(*call)
+    assert (tmp_path / "config.json").is_file()
+    (tmp_path / "results.json").write_text("{}")
+    assert "results.json is damaged" in refusal(capsys, 2, *call)
     (tmp_path / "results.json").write_text("{")
     assert "results.json is damaged" in refusal(capsys, 2, *call)
     (tmp_path / "results.json").unlink()

@@ -26,7 +26,8 @@ def main(argv: list[str] | None = None):
         print(f"Distilling in {args.world_size} process(es), on {args.device.type}.", flush=True)
     try:
         results = distill(model_args, data_args, args)
-    except ValueError as error:
+    # ImportError: of what an argument of Trainer asks for.
+    except (ValueError, ImportError) as error:
         if args.log_level == "debug":
             raise
         parser.error(str(error))

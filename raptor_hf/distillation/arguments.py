@@ -217,6 +217,10 @@ class DistillationArguments(TrainingArguments):
     overwrite_output_dir: bool = field(default=False, metadata={"help": "Start anew even if output_dir holds a run."})
 
     def __post_init__(self):
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"{one.name} must be a finite number, got {value}.")
         super().__post_init__()
         for name in ("stage1_ratio", "teacher_forcing_ratio", "early_image_ratio", "max_bad_image_share"):
             if not 0 <= getattr(self, name) <= 1:
@@ -244,8 +248,22 @@ class DistillationArguments(TrainingArguments):
         missing = [name for name in self.report_to if name not in get_available_reporting_integrations()]
         if missing:
             raise ValueError(f"report_to {missing[0]} is not installed, or unknown: install it, or leave it out.")
-        # Refuses what the schedule doesn't take before anything is loaded.
-        optimizer = torch.optim.SGD([torch.zeros(1)])
+        if self.dataloader_num_workers < 0:
+            raise ValueError(f"dataloader_num_workers must be at least 0, got {self.dataloader_num_workers}.")
+        if self.dataloader_persistent_workers and not self.dataloader_num_workers:
+            raise ValueError("dataloader_persistent_workers needs dataloader_num_workers of at least 1.")
+        if self.load_best_model_at_end and self.metric_for_best_model in (None, "loss"):
+            raise ValueError(
+                "load_best_model_at_end needs --metric_for_best_model, such as patch_cosine, and --greater_is_better."
+            )
+        # Refuse what optimizer and schedule don't take before anything is loaded.
+        optimizer = torch.optim.AdamW(
+            [torch.zeros(1)],
+            lr=self.learning_rate,
+            betas=(self.adam_beta1, self.adam_beta2),
+            eps=self.adam_epsilon,
+            weight_decay=self.weight_decay,
+        )
         get_scheduler(self.lr_scheduler_type, optimizer, 0, 1, scheduler_specific_kwargs=self.lr_scheduler_kwargs)
         if self.push_to_hub:
             validate_repo_id(self.repo_id)

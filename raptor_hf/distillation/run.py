@@ -14,7 +14,7 @@ import torch
 from accelerate.utils import broadcast_object_list
 from torch.utils.data import DataLoader
 from transformers import set_seed
-from transformers.utils import SAFE_WEIGHTS_NAME
+from transformers.utils import CONFIG_NAME, IMAGE_PROCESSOR_NAME, SAFE_WEIGHTS_NAME
 
 from ..decisive import decisive_arguments
 from ..digits import digits_teacher
@@ -332,6 +332,14 @@ def _earlier_results(output_dir: Path, settings: dict) -> dict | None:
         )
     results = output_dir / RESULTS_NAME
     if results.is_file() and is_whole_safetensors(output_dir / SAFE_WEIGHTS_NAME):
+        finished = read_json(results)
+        if not {"fidelity", "phase_sizes"} <= set(finished):
+            raise ValueError(
+                f"{results} is damaged (it lacks the fidelity): delete it, then start the same command again."
+            )
+        for name in (CONFIG_NAME, IMAGE_PROCESSOR_NAME):
+            if not (output_dir / name).is_file():
+                return None
         logger.warning("%s holds this run, finished: nothing to do.", output_dir)
-        return read_json(results)
+        return finished
     return None
