@@ -24,10 +24,10 @@ from raptor_hf.images import (
     PixelValues,
     count_bad_images,
     crop_size,
+    draw_images,
     load_image_dataset,
     load_image_processor,
     split_names,
-    without_bad_images,
 )
 from raptor_hf.parser import ConfigArgumentParser, check_at_least_one
 from raptor_hf.phases import check_partition, find_phases
@@ -166,8 +166,7 @@ def main(argv: list[str] | None = None):
     try:
         args.split = args.split or default_split(args.dataset)
         dataset = load_image_dataset(args.dataset, args.split, image_column=args.image_column)
-        order = np.random.default_rng(args.seed).permutation(len(dataset))
-        dataset, bad_images = without_bad_images(dataset.select(order[: args.max_samples]))
+        dataset, bad_images = draw_images(dataset, args.max_samples, args.seed)
         labels = read_labels(dataset, args.label_column)
         paths = ([args.teacher] if args.teacher else []) + args.model
         subjects = [Subject(args, path) for path in paths]

@@ -5,7 +5,6 @@ Measures the Raptor and its teacher, by the scripts in eval/, on photos, fashion
 measured is not measured again, so an interrupted run goes on.
 """
 
-import json
 import shutil
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from huggingface_hub import EvalResult
 from transformers import AutoImageProcessor
 
 from raptor_hf import RaptorModel
-from raptor_hf.files import read_json
+from raptor_hf.files import read_json, write_json
 from raptor_hf.hub import Comparison, save_with_card
 from raptor_hf.parser import ConfigArgumentParser
 
@@ -144,7 +143,7 @@ def main(argv: list[str] | None = None):
     save_with_card(model, processor, facts, repository, **card)
     rows = [{"share": one.raptor / one.teacher} | vars(one) for one in comparisons]
     summary = {"comparisons": rows, "fidelity": fidelity}
-    (measured / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    write_json(measured / "summary.json", summary)
     print((repository / "README.md").read_text())
 
 

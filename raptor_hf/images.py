@@ -310,6 +310,12 @@ def without_bad_images(dataset: datasets.Dataset) -> tuple[datasets.Dataset, lis
     return (dataset.select(good) if len(good) < len(faults) else dataset), [fault for fault in faults if fault]
 
 
+def draw_images(dataset: datasets.Dataset, count: int, seed: int) -> tuple[datasets.Dataset, list[str]]:
+    """`count` rows of a data set at random (all, where there are fewer), less the bad: see [`without_bad_images`]."""
+    order = np.random.default_rng(seed).permutation(len(dataset))
+    return without_bad_images(dataset.select(order[:count]))
+
+
 def count_bad_images(bad: dict[str, list[str]]) -> dict:
     """For results: how many of each split couldn't be read, and the `first` few, by name and fault."""
     names = [name for split in bad.values() for name in split]

@@ -255,11 +255,11 @@ def check_shards(folder: str | Path | None, subfolder: str = ""):
     if folder is None or not index.is_file():
         return
     try:
-        names = [Path(name).name and name for name in json.loads(index.read_text())["weight_map"].values()]
+        names = list(json.loads(index.read_text())["weight_map"].values())
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{index} is no index of weights: get the model anew.") from error
     for name in names:
-        if Path(name).name != name or "\\" in name:
+        if not isinstance(name, str) or Path(name).name != name or "\\" in name:
             raise ValueError(f"{index} names the file {name}, which doesn't lie beside it: such a model isn't loaded.")
 
 

@@ -138,15 +138,14 @@ def class_indices(dataset: datasets.Dataset, label_column: str, names: Sequence[
     """
     class_names(dataset, label_column)
     index = {name: i for i, name in enumerate(names)}
-    own = getattr(dataset.features[label_column], "names", None)
-    # Where both call the classes alike, by name: another data set may number them in another order.
-    by_name = own is not None and set(own) == set(names) and list(own) != list(names)
     dataset = dataset.select_columns(label_column)
-    if by_name:
-        dataset = dataset.cast_column(label_column, datasets.Value("int64"))
-        renumbered = [index[name] for name in own]
-        return [renumbered[label] for label in dataset[label_column]]
-    labels = [index.get(label, -1) if isinstance(label, str) else label for label in dataset[label_column]]
+    own = getattr(dataset.features[label_column], "names", None)
+    if own is not None and set(own) == set(names):
+        # By name: another data set may number the same classes in another order.
+        index |= {number: index[name] for number, name in enumerate(own)}
+        labels = [index.get(label, -1) for label in dataset[label_column]]
+    else:
+        labels = [index.get(label, -1) if isinstance(label, str) else label for label in dataset[label_column]]
     unknown = [row for row, label in enumerate(labels) if label is None or not 0 <= label < len(names)]
     if unknown:
         raise ValueError(

@@ -14,9 +14,9 @@ from raptor_hf.images import (
     PixelValues,
     count_bad_images,
     crop_size,
+    draw_images,
     load_image_dataset,
     load_image_processor,
-    without_bad_images,
 )
 from raptor_hf.parser import ConfigArgumentParser
 from raptor_hf.phases import OBJECTIVES, check_partition, find_phases, layer_similarity, partition_objective
@@ -110,8 +110,7 @@ def measure(args: PhaseArguments):
         check_partition(teacher.config.num_hidden_layers, k, args.min_size)
     teacher.to("cuda" if torch.cuda.is_available() else "cpu")
     dataset = load_image_dataset(args.dataset, args.split, image_column=args.image_column)
-    order = np.random.default_rng(args.seed).permutation(len(dataset))
-    images, bad_images = without_bad_images(dataset.select(order[: args.max_samples]))
+    images, bad_images = draw_images(dataset, args.max_samples, args.seed)
     loader = DataLoader(PixelValues(images, CenterCrop(processor)), args.batch_size)
     return layer_similarity(teacher, loader, progress=True), bad_images
 

@@ -13,7 +13,14 @@ from ..digits import digits_teacher
 from ..distillation import DataArguments, DistillationArguments, ModelArguments
 from ..distillation.run import MIN_PHASE_SIZE, distill
 from ..files import read_json, write_json
-from ..images import CenterCrop, PixelValues, load_image_dataset, load_image_processor, without_bad_images
+from ..images import (
+    CenterCrop,
+    PixelValues,
+    draw_images,
+    load_image_dataset,
+    load_image_processor,
+    without_bad_images,
+)
 from ..modeling_raptor import RaptorModel
 from ..phases import find_phases, layer_similarity
 from ..teacher_training import teacher_from_recipe
@@ -140,10 +147,8 @@ def measure_similarity(experiment: Experiment) -> torch.Tensor:
     model, data, run = experiment.model, experiment.data, experiment.run
     teacher = load_teacher(experiment.teacher, trust_remote_code=model.trust_remote_code).to(run.device)
     images = load_image_dataset(data.dataset, data.train_split, image_column=data.image_column)
-    order = np.random.default_rng(run.seed).permutation(len(images))[: model.phase_images]
-    centre = CenterCrop(load_image_processor(experiment.teacher, data.image_size))
-    images, _ = without_bad_images(images.select(order))
-    rows = PixelValues(images, centre)
+    images, _ = draw_images(images, model.phase_images, run.seed)
+    rows = PixelValues(images, CenterCrop(load_image_processor(experiment.teacher, data.image_size)))
     return layer_similarity(teacher, DataLoader(rows, run.per_device_eval_batch_size), progress=not run.disable_tqdm)
 
 

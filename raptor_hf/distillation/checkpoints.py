@@ -23,25 +23,22 @@ def checkpoints(output_dir: Path) -> list[Path]:
 
 def write_checksums(folder: Path):
     """Notes the SHA-256 of every file of a checkpoint in the checkpoint, for [`is_whole`]."""
-    write_json(folder / CHECKSUMS_NAME, _checksums(folder))
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    write_json(folder / CHECKSUMS_NAME, {path.relative_to(folder).as_posix(): _sha256(path) for path in files})
 
 
 def is_whole(folder: Path) -> bool:
     """Whether a checkpoint has all files that were saved, unchanged to the bit; others may lie beside them."""
     try:
         noted = read_json(folder / CHECKSUMS_NAME)
-        return bool(noted) and noted.items() <= _checksums(folder).items()
+        return bool(noted) and all(_sha256(folder / name) == checksum for name, checksum in noted.items())
     except (OSError, ValueError):
         return False
 
 
-def _checksums(folder: Path) -> dict[str, str]:
-    checksums = {}
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.name != CHECKSUMS_NAME:
-            with path.open("rb") as file:
-                checksums[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
-    return checksums
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def last_whole_checkpoint(output_dir: Path) -> str | None:

@@ -28,6 +28,7 @@ from ..images import (
     StreamedPixelValues,
     count_bad_images,
     crop_size,
+    draw_images,
     load_image_dataset,
     load_image_processor,
     split_names,
@@ -252,11 +253,9 @@ def _find_phases(teacher, train, centre, model_args: ModelArguments, args, outpu
             sizes = [read_json(path)["phase_sizes"]]
         else:
             if isinstance(train, datasets.IterableDataset):
-                images = take_images(train, model_args.phase_images)
+                images, bad = without_bad_images(take_images(train, model_args.phase_images))
             else:
-                order = np.random.default_rng(args.seed).permutation(len(train))
-                images = train.select(order[: model_args.phase_images])
-            images, bad = without_bad_images(images)
+                images, bad = draw_images(train, model_args.phase_images, args.seed)
             loader = DataLoader(PixelValues(images, centre), args.per_device_eval_batch_size)
             similarity = layer_similarity(teacher, loader, progress=not args.disable_tqdm)
             phases = find_phases(similarity, model_args.phases_to_find, MIN_PHASE_SIZE, model_args.phase_objective)
