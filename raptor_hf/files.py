@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -46,16 +46,23 @@ def read_json(path: str | Path, kind: type = dict) -> dict | list:
     return content
 
 
-def check_writable(folder: str | Path):
-    """Raises ValueError if a folder, or the nearest one above it that is there, can't be written to."""
+def check_writable(folder: str | Path, files: Iterable[str] = ()):
+    """
+    Raises ValueError if a folder, or the nearest one above it that is there, can't be written to, or if a folder lies
+    there under the name of one of the files to be written.
+    """
     folder = Path(folder).absolute()
     try:
-        nearest = next(path for path in (folder, *folder.parents) if path.exists())
+        # A link that leads nowhere is there, too: no folder can be made in its place.
+        nearest = next(path for path in (folder, *folder.parents) if path.exists() or path.is_symlink())
         writable = nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
     except OSError:
         writable = False
     if not writable:
         raise ValueError(f"output_dir {folder} is no folder that can be written to: give another --output_dir.")
+    for name in files:
+        if (folder / name).is_dir():
+            raise ValueError(f"{folder / name} is a folder, where a file is to be written: give another --output_dir.")
 
 
 @contextmanager
@@ -100,6 +107,12 @@ def write_safetensors(path: str | Path, tensors: dict[str, torch.Tensor]):
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
     save_file(tensors, aside, metadata={"format": "pt", CHECKSUM: _checksum(tensors)})
     aside.replace(path)
+
+
+def file_sha256(path: str | Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _checksum(tensors: dict[str, torch.Tensor]) -> str:

@@ -175,8 +175,13 @@ def load_image_processor(name_or_path: str, image_size: int | None = None) -> Ba
         image_size: pixels of the centre crop; by default the processor's own.
 
     Raises:
-        ValueError: if the model brings one that is damaged.
+        ValueError: if the model brings one that is damaged, or such images would have more pixels than may be opened.
     """
+    if image_size is not None and image_size**2 > (Image.MAX_IMAGE_PIXELS or math.inf):
+        raise ValueError(
+            f"image_size {image_size} is more than the {math.isqrt(Image.MAX_IMAGE_PIXELS)} pixels of the largest "
+            "image that is opened: give a smaller one."
+        )
     file = Path(name_or_path) / IMAGE_PROCESSOR_NAME
     try:
         processor = _of_images(AutoImageProcessor.from_pretrained(name_or_path))

@@ -21,6 +21,16 @@ def check_at_least_one(arguments, *names: str):
             raise ValueError(f"{name} must be at least 1, got {value}.")
 
 
+class _FlagsLoader(yaml.SafeLoader):
+    """YAML without aliases: no list of flags needs them, and few lines of them can stand for any amount of text."""
+
+    def compose_node(self, parent, index):
+        if self.check_event(yaml.AliasEvent):
+            line = self.peek_event().start_mark.line + 1
+            raise ValueError(f"line {line} is an alias of another value: write it out")
+        return super().compose_node(parent, index)
+
+
 class ConfigArgumentParser(HfArgumentParser):
     """
     An `HfArgumentParser` whose defaults can come from a YAML file. Flags override the file. Unknown flags, unknown
@@ -76,7 +86,7 @@ class ConfigArgumentParser(HfArgumentParser):
 
     def _read_config(self, path: Path, given: set[str]):
         try:
-            values = yaml.safe_load(path.read_text())
+            values = yaml.load(path.read_text(), _FlagsLoader)
         # YAML also raises what Python does on values that can't be, such as a date of a thirteenth month.
         except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
             self.error(f"--config {path} can't be read ({str(error).splitlines()[0]}): give a YAML file.")

@@ -116,6 +116,14 @@ def load_frozen(
         raise ValueError(
             f"{role} {name_or_path} lacks {len(missing)} of its weights, {missing[0]} for one: give a complete one."
         )
+    children = dict(model.named_children())
+    extra = sorted(key for key in info["unexpected_keys"] if key.split(".")[0] in children)
+    extra = [key for key in extra if key.endswith((".weight", ".bias"))]
+    if extra:
+        raise ValueError(
+            f"{role} {name_or_path} has {len(extra)} weights that its configuration has no place for, {extra[0]} for "
+            "one: give a configuration that fits."
+        )
     bad = next((name for name, weight in model.named_parameters() if not weight.isfinite().all()), None)
     if bad is not None:
         raise ValueError(f"{role} {name_or_path} has weights that aren't finite, {bad} for one: give a sound one.")

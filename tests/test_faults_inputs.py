@@ -1,17 +1,21 @@
 """What the scripts refuse: one line that says what and why, exit code 2, before anything is loaded."""
 
 import json
+import os
 import runpy
+import signal
 from pathlib import Path
 
 import datasets
 import numpy as np
 import pytest
+from filelock import FileLock
 from PIL import Image
 from test_faults_images import dataset_with_bad_rows, encoded
 from tiny import picture, tiny_teacher
 from transformers import ViTConfig, ViTModel
 
+from raptor_hf.distillation.run import LOCK_NAME, distill
 from raptor_hf.files import ASIDE
 from raptor_hf.images import load_image_processor
 
@@ -110,6 +114,9 @@ REFUSED_EARLY = [
     ("distill", {"output_dir": "MATERIAL/images"}, "is in the dataset's own folder: give another --output_dir"),
     ("distill", {"image_size": 30}, "image_size 30 is not a multiple of the teacher's patch size 14"),
     ("distill", {"early_image_size": 15}, "early_image_size 15 is not a multiple of the teacher's patch size 14"),
+    ("distill", {"early_image_size": 42}, "early_image_size 42 is larger than image_size 28"),
+    ("distill", {"image_size": 28_000_000}, "image_size 28000000 is more than the 9459 pixels"),
+    ("find_phases", {"image_size": 28_000_000}, "image_size 28000000 is more than the 9459 pixels"),
     ("distill", {"phase_sizes": [3, 2]}, "phase_sizes [3, 2] sum to 5 layers, but the teacher has 6"),
     ("distill", {"num_phases": 4}, "6 layers can't be cut into 4 phases of at least 2"),
     ("distill", {"block_assignment": [0, 1]}, "6"),
@@ -189,6 +196,11 @@ def test_a_folder_that_was_tampered_with(scripts, material, tmp_path, capsys):
     (tmp_path / "model.safetensors").unlink()
     run(*call)
     assert (tmp_path / "model.safetensors").read_bytes() == weights
+    changed = bytearray(weights)
+    changed[len(weights) // 2] ^= 1
+    (tmp_path / "model.safetensors").write_bytes(changed)
+    run(*call)
+    assert (tmp_path / "model.safetensors").read_bytes() == weights
     (tmp_path / "config.json").unlink()
     run(*call)
     assert (tmp_path / "config.json").is_file()
@@ -210,6 +222,37 @@ def test_a_refused_command_leaves_no_trace_and_another_model_is_not_overwritten(
     (tmp_path / "model.safetensors").write_bytes(b"another's")
     assert "holds another model" in refusal(capsys, 2, scripts, "distill", settings, material, tmp_path)
     assert (tmp_path / "model.safetensors").read_bytes() == b"another's"
+
+
+def test_two_runs_do_not_share_a_folder(scripts, material, tmp_path, capsys):
+    call = (scripts, "distill", SMALL | {"max_bad_image_share": 0.1}, material, tmp_path)
+    with FileLock(tmp_path / LOCK_NAME):
+        assert "is where another run is at work" in refusal(capsys, 2, *call)
+    assert not (tmp_path / "arguments.json").exists()
+    run(*call)
+    assert (tmp_path / "results.json").is_file()
+
+
+def test_what_cannot_be_written_at_the_end_is_refused_at_the_start(scripts, material, tmp_path, capsys):
+    (tmp_path / "out" / "README.md").mkdir(parents=True)
+    call = (scripts, "distill", SMALL | {"max_bad_image_share": 0.1}, material, tmp_path / "out")
+    assert "README.md is a folder, where a file is to be written" in refusal(capsys, 2, *call)
+    (tmp_path / "nowhere").symlink_to(tmp_path / "missing")
+    assert "is no folder that can be written to" in refusal(capsys, 2, *call[:-1], tmp_path / "nowhere")
+
+
+def test_sigterm_outside_training_ends_with_its_exit_code(scripts, material, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(distill.__globals__, "load_teacher", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
+    before = signal.getsignal(signal.SIGTERM)
+    assert "the same command goes on" in refusal(capsys, 75, scripts, "distill", SMALL, material, tmp_path / "out")
+    assert signal.getsignal(signal.SIGTERM) == before and not (tmp_path / "out").exists()
+
+
+def test_images_that_are_all_bad_are_told_before_anything_is_measured(scripts, material, tmp_path, capsys):
+    dataset_with_bad_rows(range(24), length=24).to_parquet(tmp_path / "train.parquet")
+    settings = SMALL | {"dataset": tmp_path / "train.parquet", "validation_dataset": "MATERIAL/images"}
+    line = refusal(capsys, 3, scripts, "distill", settings, material, tmp_path / "out")
+    assert "100 images in a row can't be read" in line and not (tmp_path / "out").exists()
 
 
 def test_images_of_any_shape_train(scripts, material, tmp_path):

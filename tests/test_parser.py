@@ -75,6 +75,7 @@ def test_a_flag_overrides_the_files_word_in_its_group(tmp_path):
         (["--learning_rate", "-1"], None, "learning_rate must be positive"),
         ([], "- a\n- b", "must hold `flag: value` lines"),
         ([], "a: [", "can't be read"),
+        ([], "sizes: &sizes [1]\nmode: *sizes", "line 2 is an alias of another value: write it out"),
         (["--config", "nothing.yaml"], None, "--config nothing.yaml can't be read"),
     ],
 )

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 import torch
 from tiny import tiny_teacher
@@ -41,6 +43,14 @@ def test_refuses_missing_weights(tmp_path):
     state = {key: value for key, value in teacher.state_dict().items() if "layer.2.mlp" not in key}
     teacher.save_pretrained(tmp_path, state_dict=state)
     with pytest.raises(ValueError, match="lacks 4 of its weights"):
+        load_teacher(str(tmp_path))
+
+
+def test_refuses_weights_that_the_configuration_has_no_place_for(tmp_path):
+    tiny_teacher().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"qkv_bias": False}))
+    with pytest.raises(ValueError, match=r"18 weights that its configuration has no place for, encoder\.layer\.0"):
         load_teacher(str(tmp_path))
 
 

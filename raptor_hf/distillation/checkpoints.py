@@ -1,13 +1,12 @@
 """Checkpoints: which of them are whole, and which of them stay."""
 
-import hashlib
 import logging
 import shutil
 from pathlib import Path
 
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from ..files import read_json, write_json, written_aside
+from ..files import file_sha256, read_json, write_json, written_aside
 
 logger = logging.getLogger(__name__)
 CHECKSUMS_NAME = "checksums.json"
@@ -24,21 +23,16 @@ def checkpoints(output_dir: Path) -> list[Path]:
 def write_checksums(folder: Path):
     """Notes the SHA-256 of every file of a checkpoint in the checkpoint, for [`is_whole`]."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
-    write_json(folder / CHECKSUMS_NAME, {path.relative_to(folder).as_posix(): _sha256(path) for path in files})
+    write_json(folder / CHECKSUMS_NAME, {path.relative_to(folder).as_posix(): file_sha256(path) for path in files})
 
 
 def is_whole(folder: Path) -> bool:
     """Whether a checkpoint has all files that were saved, unchanged to the bit; others may lie beside them."""
     try:
         noted = read_json(folder / CHECKSUMS_NAME)
-        return bool(noted) and all(_sha256(folder / name) == checksum for name, checksum in noted.items())
+        return bool(noted) and all(file_sha256(folder / name) == checksum for name, checksum in noted.items())
     except (OSError, ValueError):
         return False
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def last_whole_checkpoint(output_dir: Path) -> str | None:
