@@ -65,7 +65,8 @@ def build(side: str, args: Arguments, stage: int, teacher_forcing: float):
     student = RaptorModel.from_teacher(teacher, args.phase_sizes).train()
     module = DistillationModule(student, LossSettings(normalize=True))
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    optimizer = MuonAdamW(parameter_groups(module), lr=1e-6) if args.muon else torch.optim.AdamW(trained, lr=1e-6)
+    groups = parameter_groups(module, student.config.num_attention_heads)
+    optimizer = MuonAdamW(groups, lr=1e-6) if args.muon else torch.optim.AdamW(trained, lr=1e-6)
     forward = torch.compile(module) if args.compile else module
 
     def step():

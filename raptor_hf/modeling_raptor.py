@@ -296,8 +296,6 @@ class RaptorPreTrainedModel(PreTrainedModel):
             init.constant_(module.layer_scale2, self.config.layerscale_value)
             if module.depth_scaling is not None:
                 # From here, as Transformers skips modules of custom code that hold no parameter of their own.
-                init.uniform_(module.depth_scaling.fc1.weight, -1.0, 1.0)
-                init.uniform_(module.depth_scaling.fc1.bias, -1.0, 1.0)
                 init.normal_(module.depth_scaling.fc2.weight, std=1e-4)
                 init.normal_(module.depth_scaling.fc2.bias, std=1e-4)
 

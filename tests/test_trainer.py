@@ -9,7 +9,8 @@ from tiny import picture, tiny_teacher
 
 from raptor_hf import RaptorModel
 from raptor_hf.distillation import DistillationArguments, RaptorTrainer
-from raptor_hf.distillation.muon import MuonAdamW, orthogonalize
+from raptor_hf.distillation.module import DistillationModule, LossSettings
+from raptor_hf.distillation.muon import MuonAdamW, orthogonalize, parameter_groups
 from raptor_hf.images import CenterCrop, PixelValues, RandomResizedCrop, load_image_processor
 
 
@@ -170,11 +171,18 @@ def test_refuses_wrong_arguments(tmp_path, arguments, message):
         DistillationArguments(output_dir=str(tmp_path), use_cpu=True, **arguments)
 
 
-@pytest.mark.parametrize("shape", [(8, 8), (24, 8), (8, 24)])
+@pytest.mark.parametrize("shape", [(8, 8), (24, 8), (8, 24), (3, 24, 8)])
 def test_orthogonalize_brings_singular_values_near_one(shape):
     torch.manual_seed(0)
     u, _, v = torch.linalg.svd(torch.randn(shape), full_matrices=False)
-    result = orthogonalize(u @ torch.linspace(0.05, 1.0, 8).diag() @ v)
+    matrices = u @ torch.linspace(0.05, 1.0, 8).diag() @ v
+    result = orthogonalize(matrices)
+    # As written by its author: the whole matrix in each iteration.
+    plain = matrices.double() / torch.linalg.matrix_norm(matrices.double(), keepdim=True)
+    for _ in range(5):
+        gram = plain @ plain.mT
+        plain = 3.4445 * plain + (-4.7750 * gram + 2.0315 * gram @ gram) @ plain
+    torch.testing.assert_close(result, plain.float(), rtol=1e-3, atol=1e-3)
     singular = torch.linalg.svdvals(result)
     assert singular.min() > 0.6 and singular.max() < 1.3
     assert torch.cosine_similarity(result.flatten(), (u @ v).flatten(), dim=0) > 0.97
@@ -193,3 +201,27 @@ def test_muon_update_has_an_adamw_updates_size_and_leaves_the_rest_to_adamw():
     torch.testing.assert_close(bias, reference)
     for part in qkv.detach().chunk(3):
         assert part.square().mean().sqrt().item() == pytest.approx(0.1 * 0.2, rel=0.2)
+
+
+def test_muon_treats_attention_head_by_head():
+    torch.manual_seed(0)
+    student = RaptorModel.from_teacher(tiny_teacher(), [3, 3]).train()
+    config, size = student.config, student.config.hidden_size // student.config.num_attention_heads
+    module = DistillationModule(student, LossSettings())
+    module(torch.randn(2, 7, 5, config.hidden_size), stage=2, teacher_forcing=0.0)["loss"].backward()
+    block = student.blocks[0]
+    before = [weight.detach().clone() for weight in (block.attention.qkv.weight, block.attention.o_proj.weight)]
+    gradient = block.attention.o_proj.weight.grad[:, size : 2 * size].clone()
+    groups = parameter_groups(module, config.num_attention_heads)
+    assert {id(p) for group in groups for p in group["params"]} == {
+        id(p) for p in module.parameters() if p.requires_grad
+    }
+    assert all(p.ndim == 2 for group in groups if group.get("muon") for p in group["params"])
+    MuonAdamW(groups, lr=0.1, weight_decay=0.0).step()
+    qkv, o_proj = (
+        old - new.detach() for old, new in zip(before, (block.attention.qkv.weight, block.attention.o_proj.weight))
+    )
+    for head in (*qkv.split(size, dim=0), *o_proj.split(size, dim=1)):
+        assert torch.linalg.matrix_norm(head).item() == pytest.approx(0.1 * 0.2 * head.numel() ** 0.5, rel=0.3)
+    expected = orthogonalize(gradient) * 0.1 * 0.2 * max(gradient.shape) ** 0.5
+    torch.testing.assert_close(o_proj[:, size : 2 * size], expected, rtol=1e-2, atol=1e-4)

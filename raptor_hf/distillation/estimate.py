@@ -152,7 +152,8 @@ def _step(
     if args.gradient_checkpointing:
         module.activation_checkpointing_enable()
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    optimizer = MuonAdamW(parameter_groups(module), lr=1e-6) if args.muon else torch.optim.AdamW(trained, lr=1e-6)
+    groups = parameter_groups(module, config.num_attention_heads)
+    optimizer = MuonAdamW(groups, lr=1e-6) if args.muon else torch.optim.AdamW(trained, lr=1e-6)
     size = (args.train_batch_size, config.num_channels, part.image_size, part.image_size)
     pixel_values = torch.randn(size, device=args.device)
 

@@ -13,6 +13,7 @@ from transformers import TrainerCallback, TrainerState
 from transformers.utils import logging
 
 from ..images import NAMED_IMAGES, BadImageError, read_report
+from .sharding import own_part
 
 logger = logging.get_logger(__name__)
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -30,6 +31,30 @@ class RunInterrupted(RunStopped):
     """A run that was asked to stop by SIGTERM, and has saved a checkpoint."""
 
     exit_code = 75
+
+
+class Terminated(BaseException):
+    """SIGTERM while nothing is trained. Like KeyboardInterrupt, it is no error that code on the way would handle."""
+
+    exit_code = RunInterrupted.exit_code
+
+
+@contextmanager
+def on_sigterm(handler):
+    """Calls `handler(signal, frame)` at SIGTERM; by the main thread, as signals are its alone."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    earlier = signal.signal(signal.SIGTERM, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, earlier)
+
+
+def terminate(*_):
+    """Handles a signal by raising [`Terminated`]."""
+    raise Terminated
 
 
 class FaultCallback(TrainerCallback):
@@ -54,17 +79,9 @@ class FaultCallback(TrainerCallback):
         nothing = {"bad_images": 0, "bad_image_names": [], "nonfinite_steps": 0, "nonfinite_in_a_row": 0}
         return state.stateful_callbacks.setdefault("faults", nothing)
 
-    @contextmanager
     def sigterm_handled(self):
         """SIGTERM no longer ends the program, but training, at the end of the step."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        earlier = signal.signal(signal.SIGTERM, lambda *_: setattr(self, "signalled", True))
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGTERM, earlier)
+        return on_sigterm(lambda *_: setattr(self, "signalled", True))
 
     def observe(self, inputs: dict, outputs: dict):
         """Keeps what is needed of a micro-batch: nothing is waited for here."""
@@ -80,7 +97,7 @@ class FaultCallback(TrainerCallback):
         bad_losses = sum((~loss.isfinite()).sum() for _, _, loss in self._micro_batches)
         reports = [report for report, _, _ in self._micro_batches if report]
         bad_images = sum(report["bad_images"].sum() for report in reports)
-        bad_gradient = (~_local(torch.as_tensor(self.grad_norm)).isfinite()).sum()
+        bad_gradient = (~own_part(torch.as_tensor(self.grad_norm)).isfinite()).sum()
         own = [torch.as_tensor(n, device=bad_layers.device) for n in (bad_images, self.signalled, bad_gradient)]
         seen = torch.cat((torch.stack([own[0], own[1].long(), own[2] + bad_losses]), bad_layers))
         seen = self.trainer.accelerator.reduce(seen, reduction="sum").tolist()
@@ -109,7 +126,7 @@ class FaultCallback(TrainerCallback):
             logger.warning(message)
 
     def _finite(self, model) -> bool:
-        bad = sum((~_local(parameter).isfinite()).sum() for parameter in model.parameters())
+        bad = sum((~own_part(parameter).isfinite()).sum() for parameter in model.parameters())
         return self.trainer.accelerator.reduce(bad, reduction="sum").item() == 0
 
     def _count_bad_images(self, number: int, reports: list[dict]):
@@ -160,11 +177,6 @@ def ignore_sigterm(worker_init_fn, worker_id: int):
         worker_init_fn(worker_id)
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """This process's part of a sharded tensor."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
-
-
 @contextmanager
 def told_in_one_line():
     """What ends a run from outside, and can be helped, as a [`RunStopped`]."""
@@ -176,7 +188,8 @@ def told_in_one_line():
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise RunStopped(
             "Out of memory: lower --per_device_train_batch_size and raise --gradient_accumulation_steps by the same "
-            "factor; the run then goes on from its last checkpoint, at the same global batch."
+            "factor, or, where images are large, lower --dataloader_num_workers; the run then goes on from its last "
+            "checkpoint, at the same global batch."
         ) from error
     except (OSError, SafetensorError) as error:
         if getattr(error, "errno", None) not in DISK_FULL and "No space left" not in str(error):

@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import os
 import shutil
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import datasets
@@ -12,13 +12,14 @@ import numpy as np
 import psutil
 import torch
 from accelerate.utils import broadcast_object_list
+from filelock import FileLock, Timeout
 from torch.utils.data import DataLoader
 from transformers import set_seed
 from transformers.utils import CONFIG_NAME, IMAGE_PROCESSOR_NAME, SAFE_WEIGHTS_NAME
 
 from ..decisive import decisive_arguments
 from ..digits import digits_teacher
-from ..files import is_whole_safetensors, read_json, write_json, written_aside
+from ..files import check_writable, file_sha256, read_json, write_json, written_aside
 from ..hub import push_to_hub, save_with_card
 from ..images import (
     NAMED_IMAGES,
@@ -42,10 +43,14 @@ from ..teachers import load_teacher, load_teacher_config
 from .arguments import DataArguments, DistillationArguments, ModelArguments
 from .checkpoints import checkpoints, last_whole_checkpoint
 from .faults import RunStopped, told_in_one_line
+from .sharding import whole_model
 from .trainer import FIDELITY_NAME, RaptorTrainer
 
 logger = logging.getLogger(__name__)
 ARGUMENTS_NAME, PHASES_NAME, RESULTS_NAME = "arguments.json", "phases.json", "results.json"
+LOCK_NAME = ".raptor_hf-lock"
+# A Raptor's own files, of those that a run leaves.
+SAVED_NAMES = (CONFIG_NAME, IMAGE_PROCESSOR_NAME, SAFE_WEIGHTS_NAME)
 HELD_OUT, MIN_PHASE_SIZE = 256, 2
 
 
@@ -65,6 +70,7 @@ def distill(model_args: ModelArguments, data_args: DataArguments, args: Distilla
         RunInterrupted: after SIGTERM, when a checkpoint was saved.
     """
     output_dir = Path(args.output_dir)
+    check_writable(output_dir, (ARGUMENTS_NAME, PHASES_NAME, RESULTS_NAME, FIDELITY_NAME, "README.md", *SAVED_NAMES))
     settings = run_settings(model_args, data_args, args)
     sources = {"teacher": model_args.teacher, "dataset": data_args.dataset}
     for name, source in (sources | {"validation_dataset": data_args.validation_dataset}).items():
@@ -75,15 +81,18 @@ def distill(model_args: ModelArguments, data_args: DataArguments, args: Distilla
     if finished is not None:
         _push(output_dir, args)
         return finished
-    with told_in_one_line():
-        trainer, bad_validation_images = _prepare(model_args, data_args, args, settings)
+    with told_in_one_line(), ExitStack() as held:
+        trainer, bad_validation_images = _prepare(model_args, data_args, args, settings, held)
         return _train_and_save(trainer, settings, bad_validation_images)
 
 
 def _prepare(
-    model_args: ModelArguments, data_args: DataArguments, args: DistillationArguments, settings: dict
+    model_args: ModelArguments, data_args: DataArguments, args: DistillationArguments, settings: dict, held: ExitStack
 ) -> tuple[RaptorTrainer, list[str]]:
-    """Everything but the training; and the validation images that can't be read, by name and fault."""
+    """
+    Everything but the training; and the validation images that can't be read, by name and fault. From when something
+    is written, the output folder's lock is among what is `held`.
+    """
     output_dir = Path(args.output_dir)
     if model_args.teacher == "digits":
         model_args = dataclasses.replace(model_args, teacher=str(digits_teacher()))
@@ -95,6 +104,8 @@ def _prepare(
             raise ValueError(
                 f"{name} {size} is not a multiple of the teacher's patch size {teacher_config.patch_size}."
             )
+    if (args.early_image_size or 0) > image_size:
+        raise ValueError(f"early_image_size {args.early_image_size} is larger than image_size {image_size}.")
     phase_sizes = model_args.phase_sizes
     if model_args.phases_to_find:
         check_partition(teacher_config.num_hidden_layers, model_args.phases_to_find, MIN_PHASE_SIZE)
@@ -106,15 +117,27 @@ def _prepare(
         **model_args.block_settings(),
     )
     train, validation, bad_validation_images = _load_images(data_args, args)
+    centre = CenterCrop(processor)
+    crop = centre
+    if data_args.crop == "random":
+        crop = RandomResizedCrop(
+            processor, image_size, tuple(data_args.crop_scale), data_args.flip, data_args.augment_ratio
+        )
+    if data_args.streaming:
+        rows = StreamedPixelValues(train, crop, args.seed)
+    else:
+        rows = PixelValues(train, crop, args.seed, replace_bad=True)
+        # Where no image can be read, this says so before anything large is loaded.
+        rows[0]
 
     teacher = load_teacher(model_args.teacher, trust_remote_code=model_args.trust_remote_code)
     teacher.to(args.device)
     if args.process_index == 0:
         output_dir.mkdir(parents=True, exist_ok=True)
+        held.callback(_locked(output_dir).release)
         # Not before: a command that is refused costs nothing.
         if args.overwrite_output_dir:
             _remove_earlier_run(output_dir)
-    centre = CenterCrop(processor)
     if model_args.phases_to_find:
         phase_sizes = _find_phases(teacher, train, centre, model_args, args, output_dir)
 
@@ -126,16 +149,6 @@ def _prepare(
         source_layers=model_args.source_layers,
         **model_args.block_settings(),
     )
-    if data_args.crop == "random":
-        crop = RandomResizedCrop(
-            processor, image_size, tuple(data_args.crop_scale), data_args.flip, data_args.augment_ratio
-        )
-    else:
-        crop = centre
-    if data_args.streaming:
-        rows = StreamedPixelValues(train, crop, args.seed)
-    else:
-        rows = PixelValues(train, crop, args.seed, replace_bad=True)
     trainer = RaptorTrainer(
         student,
         teacher,
@@ -154,14 +167,15 @@ def _train_and_save(trainer: RaptorTrainer, settings: dict, bad_validation_image
     trainer.train_from(broadcast_object_list([last_whole_checkpoint(output_dir)])[0])
     last_stage = 1 if trainer.stage1_steps == trainer.state.max_steps else 2
     fidelity = trainer.record_fidelity(f"after_stage{last_stage}")
+    student = whole_model(trainer.student)
     cosines = [curves["cosine"] for curves in fidelity[f"after_stage{last_stage}"].values()]
-    if not np.isfinite(cosines).all() or not all(weight.isfinite().all() for weight in trainer.student.parameters()):
+    if not np.isfinite(cosines).all() or not all(weight.isfinite().all() for weight in student.parameters()):
         raise RunStopped(
             "The Raptor's weights or states are not finite after training, so it is not saved. Lower --learning_rate, "
             "or train in float32, with --overwrite_output_dir true."
         )
 
-    student, processor, faults = trainer.student, trainer.processing_class, trainer.faults
+    processor, faults = trainer.processing_class, trainer.faults
     results = {
         "teacher": settings["teacher"],
         "dataset": settings["dataset"],
@@ -184,10 +198,23 @@ def _train_and_save(trainer: RaptorTrainer, settings: dict, bad_validation_image
         with written_aside(output_dir) as aside:
             save_with_card(student, processor, results, aside)
             save_figure(plot_fidelity(fidelity, student.config.phase_sizes), aside / "fidelity")
+            results["weights_sha256"] = file_sha256(aside / SAFE_WEIGHTS_NAME)
         write_json(output_dir / RESULTS_NAME, results)
         _push(output_dir, args)
     trainer.accelerator.wait_for_everyone()
     return results
+
+
+def _locked(output_dir: Path) -> FileLock:
+    """The folder's lock, taken; it ends with its process. Raises ValueError if another run is at work there."""
+    lock = FileLock(output_dir / LOCK_NAME)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise ValueError(
+            f"output_dir {output_dir} is where another run is at work: wait for its end, or give another --output_dir."
+        ) from error
+    return lock
 
 
 def _push(output_dir: Path, args: DistillationArguments):
@@ -329,16 +356,17 @@ def _earlier_results(output_dir: Path, settings: dict) -> dict | None:
             f"output_dir {output_dir} holds a run with another {name} ({earlier.get(name)}, not {settings[name]}): "
             "give another --output_dir, or --overwrite_output_dir true."
         )
-    results = output_dir / RESULTS_NAME
-    if results.is_file() and is_whole_safetensors(output_dir / SAFE_WEIGHTS_NAME):
-        finished = read_json(results)
-        if not {"fidelity", "phase_sizes"} <= set(finished):
-            raise ValueError(
-                f"{results} is damaged (it lacks the fidelity): delete it, then start the same command again."
-            )
-        for name in (CONFIG_NAME, IMAGE_PROCESSOR_NAME):
-            if not (output_dir / name).is_file():
-                return None
-        logger.warning("%s holds this run, finished: nothing to do.", output_dir)
-        return finished
-    return None
+    if not all((output_dir / name).is_file() for name in (RESULTS_NAME, *SAVED_NAMES)):
+        return None
+    finished = read_json(output_dir / RESULTS_NAME)
+    missing = sorted({"fidelity", "phase_sizes", "weights_sha256"} - set(finished))
+    if missing:
+        raise ValueError(
+            f"{output_dir / RESULTS_NAME} is damaged (it lacks {missing[0]}): delete it, then start the same command "
+            "again."
+        )
+    if file_sha256(output_dir / SAFE_WEIGHTS_NAME) != finished["weights_sha256"]:
+        logger.warning("%s are not the weights that were saved: they are made again.", SAFE_WEIGHTS_NAME)
+        return None
+    logger.warning("%s holds this run, finished: nothing to do.", output_dir)
+    return finished

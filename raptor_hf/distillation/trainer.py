@@ -30,6 +30,7 @@ from .checkpoints import is_whole, remove_old_checkpoints, write_checksums
 from .faults import FaultCallback, RunInterrupted, RunStopped, ignore_sigterm
 from .module import DistillationModule
 from .muon import MuonAdamW, parameter_groups
+from .sharding import whole_model
 
 FIDELITY_NAME = "fidelity.json"
 
@@ -183,7 +184,7 @@ class RaptorTrainer(Trainer):
         if not self.args.muon:
             return super().create_optimizer(model)
         self.optimizer = MuonAdamW(
-            parameter_groups(model or self.model),
+            parameter_groups(model or self.model, self.student.config.num_attention_heads),
             lr=self.args.learning_rate,
             betas=(self.args.adam_beta1, self.args.adam_beta2),
             eps=self.args.adam_epsilon,
@@ -258,7 +259,7 @@ class RaptorTrainer(Trainer):
         # Sharded by hand: Accelerate's loaders repeat images to fill the last batch, which would count twice.
         share = Subset(dataset, range(self.args.process_index, len(dataset), self.args.world_size))
         loader = DataLoader(share, self.args.per_device_eval_batch_size, num_workers=self.args.dataloader_num_workers)
-        student, training = self.student, self.model.training
+        student, training = whole_model(self.student), self.model.training
         student.to(self.args.device).eval()
         fidelity = LayerFidelity(token_slices(student.config))
         for batch in tqdm(loader, desc="Fidelity", leave=False, disable=self.args.disable_tqdm):
