@@ -116,9 +116,10 @@ def load_frozen(
         raise ValueError(
             f"{role} {name_or_path} lacks {len(missing)} of its weights, {missing[0]} for one: give a complete one."
         )
-    children = dict(model.named_children())
-    extra = sorted(key for key in info["unexpected_keys"] if key.split(".")[0] in children)
-    extra = [key for key in extra if key.endswith((".weight", ".bias"))]
+    # Of parts that the model has: heads and other towers are left out on purpose.
+    parts = {name for name, _ in model.named_children()}
+    weights = (key for key in info["unexpected_keys"] if key.endswith((".weight", ".bias")))
+    extra = sorted(key for key in weights if key.split(".")[0] in parts)
     if extra:
         raise ValueError(
             f"{role} {name_or_path} has {len(extra)} weights that its configuration has no place for, {extra[0]} for "

@@ -81,9 +81,14 @@ def orthogonalize(matrices: torch.Tensor, steps: int = 5) -> torch.Tensor:
     a, b, c = 3.4445, -4.7750, 2.0315
     gram = x @ x.mT
     identity = torch.eye(gram.shape[-1], device=gram.device)
-    factor = identity
-    for _ in range(steps):
-        polynomial = a * identity + b * gram + c * gram @ gram
-        factor, gram = polynomial @ factor, polynomial @ gram @ polynomial
+
+    def polynomial(gram: torch.Tensor) -> torch.Tensor:
+        return a * identity + b * gram + c * gram @ gram
+
+    factor = last = polynomial(gram)
+    for _ in range(steps - 1):
+        gram = last @ gram @ last
+        last = polynomial(gram)
+        factor = last @ factor
     x = factor @ x
     return (x.mT if tall else x).to(matrices.dtype)
