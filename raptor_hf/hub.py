@@ -401,16 +401,24 @@ def _result(one: Comparison) -> EvalResult:
 
 
 def _training(results: dict, dataset: dict | None) -> list[tuple[str, str]]:
-    seconds = results.get("wall_time_seconds")
     rows = {
         "Dataset": dataset and dataset["name"],
         "Image size": "image_size" in results and f"{results['image_size']} pixels",
         "Different images": results.get("train_images") and _figure(results["train_images"], "{:,}"),
         "Images seen": "images_seen" in results and _figure(results["images_seen"], "{:,}"),
-        "Time": seconds is not None
-        and (_figure(seconds / 3600, "{:.1f} hours") if seconds >= 3600 else _figure(seconds, "{:.0f} seconds")),
+        "Time": _time(results.get("wall_time_seconds")),
     }
+    earlier = results.get("earlier_training")
+    if earlier:
+        images, time = _figure(earlier.get("images_seen"), "{:,}"), _time(earlier.get("wall_time_seconds"))
+        rows["Before that"] = f"the training of the Raptor it went on from, {images} images seen in {time}"
     return [(name, value) for name, value in rows.items() if value]
+
+
+def _time(seconds: float | None) -> str | None:
+    if seconds is None:
+        return None
+    return _figure(seconds / 3600, "{:.1f} hours") if seconds >= 3600 else _figure(seconds, "{:.0f} seconds")
 
 
 def _arguments(arguments: dict) -> list[tuple[str, str]]:

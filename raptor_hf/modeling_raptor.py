@@ -422,14 +422,19 @@ class RaptorModel(RaptorPreTrainedModel):
         """
         config = raptor_config_of_teacher(teacher.config, phase_sizes=phase_sizes, init=init, **config_kwargs)
         model = cls(config)
-        raptor, encoder = model.base_model, getattr(teacher, "base_model", teacher)
-        raptor.embeddings.load_state_dict(_embeddings_state(encoder))
-        raptor.layernorm.load_state_dict(encoder.layernorm.state_dict())
+        raptor = model.base_model
+        raptor.take_ends(teacher)
         if init == "teacher":
-            raptor._copy_blocks(encoder.encoder.layer, source_layers)
+            raptor._copy_blocks(teacher.base_model.encoder.layer, source_layers)
         elif source_layers is not None:
             raise ValueError('source_layers goes with init="teacher": random blocks have no source.')
         return model.to(device=teacher.device, dtype=teacher.dtype).eval()
+
+    def take_ends(self, teacher: PreTrainedModel):
+        """Takes a DINOv2 model's embeddings and final LayerNorm."""
+        encoder = teacher.base_model
+        self.embeddings.load_state_dict(_embeddings_state(encoder))
+        self.layernorm.load_state_dict(encoder.layernorm.state_dict())
 
     @torch.no_grad()
     def _copy_blocks(self, layers: nn.ModuleList, source_layers: list[int] | None):

@@ -72,7 +72,8 @@ def flags(material, output_dir, **changes) -> list[str]:
     words = []
     if {"phase_sizes", "block_assignment"} & set(changes) and "num_phases" not in changes:
         del settings["num_phases"]
-    for name, value in (settings | changes).items():
+    settings = {name: value for name, value in (settings | changes).items() if value is not None}
+    for name, value in settings.items():
         words += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
     return words
 
@@ -219,6 +220,51 @@ def test_config_file_with_flags_over_it(material, tmp_path, distill):
     distill(["--config", str(config), "--output_dir", str(tmp_path / "out"), "--phase_sizes", "3", "3"])
     model = RaptorModel.from_pretrained(tmp_path / "out", dtype=torch.float32)
     assert model.config.phase_sizes == [3, 3] and model.config.hidden_act == "swiglu"
+
+
+def test_goes_on_from_a_raptor_where_that_ended(material, whole, tmp_path, distill):
+    earlier, _ = whole
+    start = tmp_path / "start"
+    # As published: in half precision, without a run's own files but for its results.
+    RaptorModel.from_pretrained(earlier, dtype=torch.float16).save_pretrained(start)
+    shutil.copy(earlier / "results.json", start)
+    changes = {"init": start, "num_phases": None, "max_steps": 4, "training_mode": "autoregressive"}
+    distill(flags(material, tmp_path / "out", **changes))
+    model, first = (RaptorModel.from_pretrained(path, dtype=torch.float32) for path in (tmp_path / "out", earlier))
+    assert model.config.phase_sizes == first.config.phase_sizes
+    for name, value in first.embeddings.state_dict().items():
+        assert torch.equal(model.embeddings.state_dict()[name], value)
+    assert not torch.equal(model.blocks[0].mlp.fc1.weight, first.blocks[0].mlp.fc1.weight)
+    before, results = (json.loads((path / "results.json").read_text()) for path in (earlier, tmp_path / "out"))
+    for token, curves in results["fidelity"]["before"].items():
+        assert curves["cosine"] == pytest.approx(before["fidelity"]["after_stage2"][token]["cosine"], abs=1e-3)
+    assert results["images_seen"] == 32 and before["earlier_training"] is None
+    assert results["earlier_training"] == {name: before[name] for name in ("images_seen", "wall_time_seconds")}
+    assert f"{before['images_seen']} images seen in" in (tmp_path / "out" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"phase_sizes": [3, 3]}, "phase_sizes goes with init teacher or random: the Raptor"),
+        ({"num_phases": 2}, "num_phases goes with init teacher or random"),
+        ({"hidden_act": "gelu"}, "hidden_act goes with init teacher or random"),
+        ({"depth_scaling": False}, "depth_scaling goes with init teacher or random"),
+        ({"source_layers": [2, 5]}, "source_layers goes with init teacher or random"),
+        ({"init": "/nowhere"}, "Raptor /nowhere can't be loaded"),
+        ({"init": "TEACHER"}, "is a dinov2 model: give teacher, random, or a Raptor's"),
+        ({"teacher": "DEEPER"}, "The Raptor has a depth of 6, but its teacher one of 8"),
+    ],
+)
+def test_what_does_not_go_with_a_raptor_to_go_on_from(material, whole, tmp_path, distill, capsys, changes, message):
+    tiny_teacher(layers=8).save_pretrained(tmp_path / "deeper")
+    folders = {"TEACHER": material / "teacher", "DEEPER": tmp_path / "deeper"}
+    changes = {name: folders.get(value, value) if isinstance(value, str) else value for name, value in changes.items()}
+    with pytest.raises(SystemExit) as exit_info:
+        distill(flags(material, tmp_path / "out", **{"init": whole[0], "num_phases": None} | changes))
+    assert exit_info.value.code == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
+    assert message in line and not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "training" / "configs").glob("*.yaml")))

@@ -8,9 +8,9 @@ from raptor_hf.distillation import DataArguments, DistillationArguments, ModelAr
 from raptor_hf.distillation.arguments import PHASE_FLAGS
 from raptor_hf.distillation.estimate import EstimateArguments, estimate_run
 from raptor_hf.distillation.run import use_every_core
+from raptor_hf.distillation.student import student_config
 from raptor_hf.files import write_json
 from raptor_hf.images import crop_size, load_image_dataset, load_image_processor
-from raptor_hf.modeling_raptor import raptor_config_of_teacher
 from raptor_hf.parser import ConfigArgumentParser
 from raptor_hf.summary import table
 from raptor_hf.teachers import load_teacher_config
@@ -34,9 +34,7 @@ def main(argv: list[str] | None = None):
         if model_args.phases_to_find:
             short, extra = divmod(teacher_config.num_hidden_layers, model_args.phases_to_find)
             phase_sizes = [short + (index < extra) for index in range(model_args.phases_to_find)]
-        config = raptor_config_of_teacher(
-            teacher_config, init=model_args.init, phase_sizes=phase_sizes, **model_args.block_settings()
-        )
+        config = student_config(model_args, teacher_config, phase_sizes)
         max_steps = args.max_steps
         if max_steps <= 0:
             num_images = devices.num_images or len(load_image_dataset(data_args.dataset, data_args.train_split))

@@ -42,7 +42,10 @@ class ModelArguments:
     )
     init: str = field(
         default="teacher",
-        metadata={"help": "Whether blocks start from a teacher layer or at random.", "choices": ["teacher", "random"]},
+        metadata={
+            "help": "What blocks start from: 'teacher', a layer of it; 'random'; or the name or folder of a Raptor "
+            "of the same teacher, to train it further."
+        },
     )
     source_layers: list[int] | None = field(
         default=None, metadata={"help": "The teacher layer that each block starts from. Default: its phase's middle."}
@@ -68,6 +71,11 @@ class ModelArguments:
         if len(given) > 1:
             raise ValueError(f"{given[0]} and {given[1]} are both given: leave one out.")
         check_at_least_one(self, "num_phases", "phase_images", "intermediate_size")
+        if self.init_raptor is not None:
+            settled = given + ["source_layers"] * (self.source_layers is not None) + list(self.block_settings())
+            name = next((name for name in settled if name != "depth_scaling" or not self.depth_scaling), None)
+            if name is not None:
+                raise ValueError(f"{name} goes with init teacher or random: the Raptor {self.init} has its own.")
         if self.phase_sizes is not None and min(self.phase_sizes, default=0) < 1:
             raise ValueError(f"phase_sizes must be one or more sizes of at least 1, got {self.phase_sizes}.")
         if self.source_layers is not None:
@@ -80,9 +88,14 @@ class ModelArguments:
                 )
 
     @property
+    def init_raptor(self) -> str | None:
+        """The Raptor whose training goes on, if there is one."""
+        return None if self.init in ("teacher", "random") else self.init
+
+    @property
     def phases_to_find(self) -> int | None:
         """How many phases are to be found; `None` where they are given."""
-        given = self.phase_sizes is not None or self.block_assignment is not None
+        given = any(value is not None for value in (self.phase_sizes, self.block_assignment, self.init_raptor))
         return None if given else self.num_phases or 3
 
     def block_settings(self) -> dict:

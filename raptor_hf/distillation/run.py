@@ -36,7 +36,6 @@ from ..images import (
     take_images,
     without_bad_images,
 )
-from ..modeling_raptor import RaptorModel, raptor_config_of_teacher
 from ..phases import check_partition, find_phases, layer_similarity
 from ..plots import plot_fidelity, plot_similarity, save_figure
 from ..teachers import load_teacher, load_teacher_config
@@ -44,6 +43,7 @@ from .arguments import DataArguments, DistillationArguments, ModelArguments
 from .checkpoints import checkpoints, last_whole_checkpoint
 from .faults import RunStopped, told_in_one_line
 from .sharding import whole_model
+from .student import load_student, student_config
 from .trainer import FIDELITY_NAME, RaptorTrainer
 
 logger = logging.getLogger(__name__)
@@ -110,12 +110,8 @@ def _prepare(
     if model_args.phases_to_find:
         check_partition(teacher_config.num_hidden_layers, model_args.phases_to_find, MIN_PHASE_SIZE)
     # Refuses what doesn't fit before anything large is loaded; the sizes to be found are stood in for.
-    raptor_config_of_teacher(
-        teacher_config,
-        init=model_args.init,
-        phase_sizes=[1] * teacher_config.num_hidden_layers if model_args.phases_to_find else phase_sizes,
-        **model_args.block_settings(),
-    )
+    stand_in = [1] * teacher_config.num_hidden_layers if model_args.phases_to_find else phase_sizes
+    student_config(model_args, teacher_config, stand_in)
     train, validation, bad_validation_images = _load_images(data_args, args)
     centre = CenterCrop(processor)
     crop = centre
@@ -142,13 +138,7 @@ def _prepare(
         phase_sizes = _find_phases(teacher, train, centre, model_args, args, output_dir)
 
     set_seed(args.seed)
-    student = RaptorModel.from_teacher(
-        teacher,
-        phase_sizes,
-        init=model_args.init,
-        source_layers=model_args.source_layers,
-        **model_args.block_settings(),
-    )
+    student = load_student(model_args, teacher, phase_sizes)
     trainer = RaptorTrainer(
         student,
         teacher,
@@ -185,6 +175,7 @@ def _train_and_save(trainer: RaptorTrainer, settings: dict, bad_validation_image
         "wall_time_seconds": trainer.elapsed_seconds,
         "train_images": len(trainer.train_dataset) if hasattr(trainer.train_dataset, "__len__") else None,
         "images_seen": trainer.state.global_step * settings["batch_size"],
+        "earlier_training": _earlier_training(settings["init"]),
         "bad_images": {
             "train": faults["bad_images"],
             "validation": len(bad_validation_images),
@@ -319,6 +310,16 @@ def run_settings(model_args: ModelArguments, data_args: DataArguments, args: Dis
         beside=dataclasses.asdict(model_args) | dataclasses.asdict(data_args),
     )
     return settings | {"batch_size": args.global_batch_size}
+
+
+def _earlier_training(init: str) -> dict | None:
+    """What the Raptor that a run went on with had cost before, where its folder says so."""
+    path = Path(init) / RESULTS_NAME
+    if not path.is_file():
+        return None
+    results = read_json(path)
+    before = results.get("earlier_training") or {}
+    return {name: before.get(name, 0) + (results.get(name) or 0) for name in ("images_seen", "wall_time_seconds")}
 
 
 def _remove_earlier_run(output_dir: Path):

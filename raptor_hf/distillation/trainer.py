@@ -14,12 +14,11 @@ from torch.nn.functional import interpolate
 from torch.optim.lr_scheduler import SequentialLR
 from torch.utils.data import DataLoader, Subset
 from tqdm.auto import tqdm
-from transformers import PretrainedConfig, PreTrainedModel, Trainer, TrainerCallback, TrainerState, get_scheduler
+from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerState, get_scheduler
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from ..configuration_raptor import RaptorConfig, as_pair
 from ..fidelity import LayerFidelity
 from ..files import ASIDE, read_json, write_json, written_aside
 from ..images import EpochSampler
@@ -31,6 +30,7 @@ from .faults import FaultCallback, RunInterrupted, RunStopped, ignore_sigterm
 from .module import DistillationModule
 from .muon import MuonAdamW, parameter_groups
 from .sharding import whole_model
+from .student import check_fit
 
 FIDELITY_NAME = "fidelity.json"
 
@@ -284,23 +284,6 @@ class RaptorTrainer(Trainer):
                 write_json(Path(self.args.output_dir) / FIDELITY_NAME, record)
             self.accelerator.wait_for_everyone()
         return record
-
-
-def check_fit(student: RaptorConfig, teacher: PretrainedConfig):
-    """Raises ValueError unless a Raptor has its teacher's depth, width, patch size, channels and registers."""
-    sizes = {
-        "depth": (sum(student.phase_sizes), teacher.num_hidden_layers),
-        "hidden_size": (student.hidden_size, teacher.hidden_size),
-        "patch_size": (as_pair(student.patch_size), as_pair(teacher.patch_size)),
-        "num_channels": (student.num_channels, teacher.num_channels),
-        "num_register_tokens": (student.num_register_tokens, getattr(teacher, "num_register_tokens", 0)),
-    }
-    for name, (own, other) in sizes.items():
-        if own != other:
-            raise ValueError(
-                f"The Raptor has a {name} of {own}, but its teacher one of {other}: make it by "
-                "RaptorModel.from_teacher."
-            )
 
 
 class _StageCallback(TrainerCallback):
