@@ -14,13 +14,15 @@ from pathlib import Path
 import torch
 from huggingface_hub import EvalResult
 from transformers import AutoImageProcessor
+from transformers.utils import SAFE_WEIGHTS_NAME
 
 from raptor_hf import RaptorModel
 from raptor_hf.files import read_json, write_json
-from raptor_hf.hub import Comparison, save_with_card
+from raptor_hf.hub import save_with_card
+from raptor_hf.model_card import Comparison
 from raptor_hf.parser import ConfigArgumentParser
 
-EVAL, BENCHMARKS = (Path(__file__).parents[1] / name for name in ("eval", "benchmarks"))
+EVAL, BENCHMARKS, RECIPES = (Path(__file__).parents[1] / name for name in ("eval", "benchmarks", "training/configs"))
 SIDES = {"teacher": "Dinov2Model", "raptor": "RaptorModel"}
 IMAGE_SIZES = (112, 224)
 
@@ -65,6 +67,9 @@ class Arguments:
     data_dir: str = field(metadata={"help": "Folder that holds photos, fashion_mnist, stamps and foreground."})
     output_dir: str = field(metadata={"help": "The repository's folder."})
     teacher_name: str = field(default="facebook/dinov2-small", metadata={"help": "The teacher's name on the Hub."})
+    recipes: list[str] = field(
+        default_factory=list, metadata={"help": "Files of training/configs that it was trained by, in order."}
+    )
     dataloader_num_workers: int = field(default=1, metadata={"help": "Processes that decode images."})
 
 
@@ -83,6 +88,9 @@ def measure(script: str, output_dir: Path, of: Path = EVAL, **flags) -> dict:
 def main(argv: list[str] | None = None):
     parser = ConfigArgumentParser(Arguments, description=__doc__)
     (args,) = parser.parse(argv)
+    unknown = [name for name in args.recipes if not (RECIPES / name).is_file()]
+    if unknown:
+        parser.error(f"--recipes: there is no {unknown[0]} in {RECIPES}.")
     run, repository, data = Path(args.run), Path(args.output_dir), Path(args.data_dir)
     try:
         results = read_json(run / "results.json")
@@ -130,16 +138,29 @@ def main(argv: list[str] | None = None):
         pace = {name: row["batch_size"] / row["median"][side] for name, side in SIDES.items()}
         what = f"batch {row['batch_size']}, {row['image_size']} pixels, float32"
         comparisons.append(Comparison("speed", what, "images a second", task_type="image-feature-extraction", **pace))
-    measure("dynamics", measured / "dynamics", **both, image_size=IMAGE_SIZES[0], max_samples=256, report=True)
+    shown = {"image_size": IMAGE_SIZES[0], "max_samples": 256, "report": True}
+    dynamics = measure("dynamics", measured / "dynamics", **both, **shown)
     pictures = measured / "patch_components"
     measure("patch_components", pictures, model=repository, teacher=args.teacher, image_size=448)
     shutil.copyfile(pictures / "patch_components.png", repository / "patch_components.png")
     after = [stage for stage in results["fidelity"] if stage != "before"][-1]
+    parameters = results["parameters"]
     facts = results | {
         "teacher": args.teacher_name,
+        "float16_bytes": {
+            "teacher": 2 * parameters["teacher"],
+            "raptor": (repository / SAFE_WEIGHTS_NAME).stat().st_size,
+        },
         "fidelity": {"before": results["fidelity"]["before"], after: fidelity[IMAGE_SIZES[0]]},
     }
-    card = {"comparisons": comparisons, "eval_results": further, "picture": "patch_components.png"}
+    card = {
+        "comparisons": comparisons,
+        "eval_results": further,
+        "fidelity_at": fidelity,
+        "dynamics": dynamics["models"],
+        "recipes": args.recipes,
+        "picture": "patch_components.png",
+    }
     save_with_card(model, processor, facts, repository, **card)
     rows = [{"share": one.raptor / one.teacher} | vars(one) for one in comparisons]
     summary = {"comparisons": rows, "fidelity": fidelity}

@@ -16,8 +16,8 @@ from tiny import tiny_teacher
 from transformers import AutoModel
 
 from raptor_hf import RaptorForImageClassification, RaptorModel
-from raptor_hf.hub import model_card
 from raptor_hf.images import load_image_processor
+from raptor_hf.model_card import model_card
 from raptor_hf.teachers import load_teacher
 
 TOKEN = "hf_thisisnotmytoken"

@@ -18,7 +18,8 @@ from safetensors import safe_open
 from transformers import BitImageProcessorPil
 
 from raptor_hf import RaptorConfig, RaptorForImageClassification, RaptorModel
-from raptor_hf.hub import Comparison, model_card, push_to_hub, save_with_card
+from raptor_hf.hub import push_to_hub, save_with_card
+from raptor_hf.model_card import Comparison, model_card
 
 HOSTILE = [
     "<script>alert(1)<",
@@ -97,8 +98,8 @@ def test_body_states_what_was_measured(model):
     assert "| 1 | 1, 2 | 2 |" in text and "| 2 | 3 | 1 |" in text
     assert "| Before training | cls | 0.500 | 0.400 | 0.550 | 0.450 |" in text
     assert "| After stage 2 | patch | 0.750 | 0.650 | 0.550 | 0.450 |" in text
-    assert "| 3 | 0.800 | 0.300 | 0.750 | 0.300 |" in text
-    assert "| | 2,000,000 | 500,000 | 25.0 % |" in text
+    assert "| 3 | 0.800 | 0.550 | 0.300 | 0.750 | 0.550 | 0.300 |" in text
+    assert "| Parameters | 2,000,000 | 500,000 | 25.0 % |" in text
     for words in ("123,456", "2.0 hours", "| seed | 7 |", "2512.19941", 'from_pretrained("me/raptor")'):
         assert words in text
     assert "register" not in text and "After stage 1" not in text
@@ -176,13 +177,37 @@ def test_names_do_not_break_out(model, hostile):
     assert "49" not in hostile_card.text
 
 
+def test_what_a_published_raptor_tells_besides(model):
+    def verdicts(*words):
+        return {"claims": [{"name": f"claim {i}", "verdict": word} for i, word in enumerate(words)]}
+
+    earlier = {"images_seen": 13000, "wall_time_seconds": 3000.0}
+    results = full_results(earlier_training=earlier, float16_bytes={"teacher": 8000, "raptor": 1000})
+    text = model_card(
+        model,
+        results,
+        fidelity_at={112: {"cls": figures()}, 224: {"cls": figures(0.1)}},
+        dynamics=[verdicts("holds", "<b>"), verdicts("does not hold", "holds")],
+        recipes=["first.yaml", "then.yaml"],
+    ).text
+    assert "| Bytes in float16 | 8,000 | 1,000 | 12.5 % |" in text
+    assert "<summary>At 112 pixels, layer by layer</summary>" in text and "After stage 2, layer by layer" not in text
+    assert "| Layer | cls, cosine | cls, R&#178; | cls, relative error |" in text.replace("R²", "R&#178;")
+    assert "| 3 | 0.700 | 0.550 | 0.300 |" in text.partition("At 224 pixels")[2]
+    assert "| claim 0 | holds | does not hold |" in text and "<b>" not in text
+    assert "the training of the Raptor it went on from, 13,000 images seen in 3000 seconds" in text
+    launch = "accelerate launch training/distill.py --config training/configs/"
+    first, then = (text.index(f"{launch}{name} --teacher") for name in ("first.yaml", "then.yaml"))
+    assert first < then
+
+
 def test_comparisons_with_the_teacher_and_a_warning_of_few_images(model):
     comparisons = [Comparison("linear probe", "Stamps", "accuracy", 0.8, 0.6), Comparison("kNN", "x", "y", 0.0, 0.1)]
     card = model_card(model, full_results(train_images=5000), comparisons=comparisons, picture="components.png")
     assert "| linear probe | Stamps | accuracy | 0.800 | 0.600 | 75.0 % |" in card.text
     assert "| kNN | x | y | 0.000 | 0.100 | – |" in card.text
     assert "](components.png)" in card.text and "- Different images: 5,000" in card.text
-    assert "few pictures" in card.text and "--phase_sizes 2 1 --max_steps" in card.text
+    assert "few pictures" in card.text and "--init path/to/this-raptor --teacher" in card.text
     values = {result.metric_name: result.metric_value for result in card.data.eval_results}
     assert values["linear probe: accuracy"] == 0.6
     assert "few pictures" not in model_card(model, full_results(train_images=1_000_000)).text
