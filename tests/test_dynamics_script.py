@@ -176,7 +176,7 @@ def test_an_output_folder_that_is_a_file_is_refused(folder, tmp_path, capsys):
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(SystemExit) as exit_info:
             run(folder, path, "--model", str(folder / "teacher"))
-        assert exit_info.value.code == 2 and "is a file." in capsys.readouterr().err
+        assert exit_info.value.code == 2 and "is no folder that can be written to" in capsys.readouterr().err
 
 
 def test_json_holds_no_nan():

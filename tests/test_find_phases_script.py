@@ -92,7 +92,7 @@ def test_refuses_in_one_line(tmp_path, capsys):
 @pytest.mark.parametrize(
     "flags, message",
     [
-        (["--max_samples", "-3"], "--max_samples must be at least 1"),
+        (["--max_samples", "-3"], "max_samples must be at least 1"),
         (["--similarity", "a.csv", "--dissimilarity", "b.csv"], "both given"),
         (["--similarity", "absent.csv"], "--similarity absent.csv can't be read"),
         (["--image_size", "5"], "don't divide into patches"),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import picture, tiny_teacher
+from tiny import tiny_teacher
 from transformers import Dinov2Model
 
 from raptor_hf import RaptorModel
@@ -32,15 +32,16 @@ def test_swap_it_in_is_one_line_and_the_code_after_it_runs(tmp_path, monkeypatch
     old, new = (line[2:] for line in diff.splitlines())
     monkeypatch.chdir(tmp_path)
     teacher = tiny_teacher()
-    teacher.save_pretrained("facebook/dinov2-base")
-    RaptorModel.from_teacher(teacher, [3, 3]).save_pretrained("outputs/dinov2_small_k3")
-    load_image_processor("no model here", 28).save_pretrained("outputs/dinov2_small_k3")
+    teacher.save_pretrained("facebook/dinov2-small")
+    folder = "model_cards/raptor-dinov2-small-k3"
+    RaptorModel.from_teacher(teacher, [3, 3]).save_pretrained(folder)
+    load_image_processor("no model here", 28).save_pretrained(folder)
     code = blocks(section("Swap it in"), "python")[0]
     assert new.split(" = ")[1].split("(")[0] in code
     outputs = {}
     for line in (old, new):
         swapped = "\n".join(line if part.startswith("model = ") else part for part in code.splitlines())
-        scope = {"image": picture(0), "Dinov2Model": Dinov2Model}
+        scope = {"Dinov2Model": Dinov2Model}
         exec(swapped, scope)
         outputs[line] = scope["outputs"]
     assert len(outputs[old].hidden_states) == len(outputs[new].hidden_states) == 7

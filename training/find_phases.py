@@ -18,7 +18,7 @@ from raptor_hf.images import (
     load_image_dataset,
     load_image_processor,
 )
-from raptor_hf.parser import ConfigArgumentParser
+from raptor_hf.parser import ConfigArgumentParser, check_at_least_one
 from raptor_hf.phases import OBJECTIVES, check_partition, find_phases, layer_similarity, partition_objective
 from raptor_hf.plots import plot_similarity, save_figure
 from raptor_hf.probes.features import check_image_size
@@ -58,9 +58,7 @@ class PhaseArguments:
     def __post_init__(self):
         if self.similarity is not None and self.dissimilarity is not None:
             raise ValueError("--similarity and --dissimilarity are both given: leave one out.")
-        for name in ("max_samples", "batch_size", "min_size", "image_size"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"--{name} must be at least 1, got {getattr(self, name)}.")
+        check_at_least_one(self, "max_samples", "batch_size", "min_size", "image_size")
 
 
 def main(argv: list[str] | None = None):
