@@ -6,14 +6,19 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 import yaml
 from labelled import distil_flags, make_material
 
-from raptor_hf.controls import ablations, layer_swap, partitions, scaling, stochastic_depth
+from raptor_hf import RaptorModel
+from raptor_hf.controls import ablations, layer_swap, partitions, scaling, starts, stochastic_depth
 from raptor_hf.controls.command import run_control
+from raptor_hf.controls.experiment import Experiment
 from raptor_hf.distillation import DataArguments, DistillationArguments, ModelArguments
 from raptor_hf.distillation.faults import RunStopped
+from raptor_hf.images import load_image_processor
 from raptor_hf.parser import ConfigArgumentParser
+from raptor_hf.teachers import load_teacher
 
 EVAL = Path(__file__).parents[1] / "eval"
 CONTROLS = {
@@ -90,6 +95,64 @@ def test_ablations(material, tmp_path, capsys):
     difference = swiglu["final_cosine"] - members["random_blocks_gelu"]["final_cosine"]
     assert swiglu["final_cosine_difference"] == pytest.approx(difference)
     assert "random blocks swiglu 8 3d" in capsys.readouterr().out
+
+
+def test_ablations_in_equal_time(material, tmp_path, monkeypatch):
+    timed = []
+
+    def steps_in(experiment, seconds):
+        timed.append(experiment.run.muon)
+        return 2 if experiment.run.muon else 3
+
+    monkeypatch.setattr("raptor_hf.controls.experiment.Experiment.steps_in", steps_in)
+    names = ["adamw", "blocks_from_mean", "blocks_from_best_layer", "double_learning_rate", "cosine_added", "authors"]
+    flags = distil_flags(material, tmp_path, phase_sizes=[3, 1], ablations=names, seconds=60, learning_rate=1e-3)
+    flags += ["--eval_strategy", "steps", "--eval_steps", "1"]
+    run("ablations", flags)
+    members = results_of(tmp_path, "ablations")["members"]
+    steps = {name: [entry["step"] for entry in found["during_training"]] for name, found in members.items()}
+    assert steps == {name: [1, 2] for name in members} | {"adamw": [1, 2, 3], "authors": [1, 2, 3]}
+    for found in members.values():
+        seconds = [entry["seconds"] for entry in found["during_training"]]
+        assert 0 < seconds[0] < seconds[1]
+        assert found["during_training"][-1]["final_cosine"] == pytest.approx(found["final_cosine"], abs=1e-5)
+    assert members["double_learning_rate"]["changes"]["learning_rate"] == 2e-3
+    # Timed once: the same command goes on with the same steps.
+    assert len(timed) == len(members)
+    run("ablations", flags)
+    assert len(timed) == len(members)
+    with pytest.raises(SystemExit):
+        run("ablations", [word if word != "60" else "61" for word in flags])
+
+
+def test_starts_other_than_the_middle_layer(material, tmp_path):
+    kinds = (ablations.Arguments, ModelArguments, DataArguments, DistillationArguments)
+    parsed = ConfigArgumentParser(kinds).parse(distil_flags(material, tmp_path, phase_sizes=[3, 1]))
+    experiment = Experiment(*parsed)
+    teacher = load_teacher(str(material / "teacher"))
+    layers = RaptorModel.from_teacher(teacher, [1] * 4).blocks
+    mean = RaptorModel.from_pretrained(starts.mean_of_layers(experiment)["init"], dtype=torch.float32)
+    assert mean.config.phase_sizes == [3, 1]
+    expected = torch.stack([layers[i].mlp.fc1.weight for i in range(3)]).mean(0)
+    torch.testing.assert_close(mean.blocks[0].mlp.fc1.weight, expected)
+    torch.testing.assert_close(mean.blocks[1].mlp.fc1.weight, layers[3].mlp.fc1.weight)
+    # Of the images themselves, not only of a mean: the second layer, twice there, serves the phase best.
+    with torch.no_grad():
+        for name, value in teacher.encoder.layer[1].state_dict().items():
+            teacher.encoder.layer[2].state_dict()[name].copy_(value)
+    teacher.save_pretrained(tmp_path / "doubled")
+    doubled = experiment.changed(teacher=str(tmp_path / "doubled"))
+    load_image_processor("no model here", 28).save_pretrained(tmp_path / "doubled")
+    assert starts.best_layers(doubled)["source_layers"][0] in (2, 3)
+    assert starts.best_layers(doubled)["source_layers"][1] == 4
+
+
+def test_steps_in_so_many_seconds(material, tmp_path, monkeypatch):
+    seconds_of_part = {28: 0.75, 14: 0.25}
+    monkeypatch.setattr("raptor_hf.distillation.estimate._time", lambda *args: seconds_of_part[args[-1].image_size])
+    kinds = (ablations.Arguments, ModelArguments, DataArguments, DistillationArguments)
+    parsed = ConfigArgumentParser(kinds).parse(distil_flags(material, tmp_path, num_phases=2, early_image_size=14))
+    assert Experiment(*parsed).steps_in(60) == 120
 
 
 def test_scaling(material, tmp_path, capsys):

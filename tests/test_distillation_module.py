@@ -28,6 +28,13 @@ def test_weighted_loss_is_its_definition():
     )
 
 
+def test_cosine_is_added_per_token_type():
+    x, a = torch.randn(2, 4, 7, 8)
+    away = [1 - torch.cosine_similarity(x[:, w], a[:, w], dim=-1).mean(1) for w in SLICES.values()]
+    added = layer_loss(x, a, SLICES, [2, 1, 1], cosine_weight=3.0) - layer_loss(x, a, SLICES, [2, 1, 1])
+    torch.testing.assert_close(added, 3 * (0.5 * away[0] + 0.25 * away[1] + 0.25 * away[2]))
+
+
 def test_normalized_loss_does_not_depend_on_the_scale_or_on_the_other_images():
     x, a = torch.randn(2, 4, 7, 8)
     loss = layer_loss(x, a, SLICES, [1, 1, 1], normalize=True)

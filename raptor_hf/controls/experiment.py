@@ -9,13 +9,17 @@ import torch
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 
+from ..configuration_raptor import RaptorConfig
 from ..digits import digits_teacher
 from ..distillation import DataArguments, DistillationArguments, ModelArguments
+from ..distillation.estimate import EstimateArguments, estimate_run
 from ..distillation.run import MIN_PHASE_SIZE, distill
+from ..distillation.student import student_config
 from ..files import read_json, write_json
 from ..images import (
     CenterCrop,
     PixelValues,
+    crop_size,
     draw_images,
     load_image_dataset,
     load_image_processor,
@@ -28,6 +32,8 @@ from ..teachers import load_teacher, load_teacher_config
 from .head import head_accuracy, labelled_rows, load_head
 
 SIMILARITY_NAME = "similarity.json"
+# Enough that each kind of step has its share.
+STEPS_TO_TIME = 1000
 
 
 @dataclass
@@ -139,6 +145,21 @@ class Experiment:
         return find_phases(self.similarity(), num_phases, max(1, min_size), objective or self.model.phase_objective)
 
     @cached_property
+    def student_config(self) -> RaptorConfig:
+        """The configuration of the base run's Raptor, its phases found where they aren't given."""
+        teacher_config = load_teacher_config(self.teacher, self.model.trust_remote_code)
+        to_find = self.model.phases_to_find
+        return student_config(self.model, teacher_config, self.phases(to_find) if to_find else self.model.phase_sizes)
+
+    def steps_in(self, seconds: float) -> int:
+        """How many steps the run would do in so many seconds, by the time that a few take on this machine."""
+        teacher_config = load_teacher_config(self.teacher, self.model.trust_remote_code)
+        image_size = crop_size(load_image_processor(self.teacher, self.data.image_size))
+        devices = EstimateArguments()
+        found = estimate_run(teacher_config, self.student_config, self.run, devices, STEPS_TO_TIME, image_size)
+        return max(1, round(seconds * STEPS_TO_TIME / (3600 * found["hours"])))
+
+    @cached_property
     def judge(self) -> "Judge":
         return Judge(self)
 
@@ -182,7 +203,8 @@ class Judge:
     def measure(self, member: dict) -> dict:
         """
         Of a member of a series: `accuracy` (or None), `final_cosine`, `r2` (the mean over layers and the token types
-        cls and patch), `parameters`, `phase_sizes`, and how many `bad_test_images` were left out.
+        cls and patch), `parameters`, `phase_sizes`, how many `bad_test_images` were left out, and, with
+        `--eval_strategy steps`, the `final_cosine` by `step` and `seconds` of training (`during_training`).
         """
         curves = list(member["fidelity"].values())[-1]
         return {
@@ -192,6 +214,14 @@ class Judge:
             "parameters": member["parameters"]["raptor"],
             "phase_sizes": member["phase_sizes"],
             "bad_test_images": self.bad_images,
+            "during_training": [
+                {
+                    "step": entry["step"],
+                    "seconds": entry["eval_train_seconds"],
+                    "final_cosine": float(np.mean([entry[f"eval_{token}_cosine"] for token in ("cls", "patch")])),
+                }
+                for entry in member["during_training"]
+            ],
         }
 
     def _accuracy(self, model) -> float | None:

@@ -72,13 +72,16 @@ def plot_layer_swap(results: dict) -> Figure:
 
 
 def plot_ablations(results: dict) -> Figure:
-    """Each run a bar, with the level of the base run."""
+    """Each run a bar, with the level of the base run; beside them, where it was measured, fidelity against time."""
     members = results["members"]
     metrics = _metrics(members.values())
     names = list(members)
+    curves = {name: found["during_training"] for name, found in members.items() if len(found["during_training"]) > 1}
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(2.4 + 2.6 * len(metrics), 0.8 + 0.24 * len(names)), layout="constrained")
-        for axes, metric in zip(figure.subplots(1, len(metrics), sharey=True, squeeze=False)[0], metrics):
+        size = 2.4 + 2.6 * len(metrics) + 3.6 * bool(curves), max(2.6 * bool(curves), 0.8 + 0.24 * len(names))
+        figure = Figure(figsize=size, layout="constrained")
+        bars, beside = figure.subfigures(1, 2, width_ratios=(len(metrics), 0.8)) if curves else (figure, None)
+        for axes, metric in zip(bars.subplots(1, len(metrics), sharey=True, squeeze=False)[0], metrics):
             values = [members[name][metric] for name in names]
             colors = [TEACHER if name == "base" else RAPTOR for name in names]
             axes.barh(range(len(names)), values, color=colors, height=0.65)
@@ -91,7 +94,21 @@ def plot_ablations(results: dict) -> Figure:
             if metric == "accuracy":
                 axes.xaxis.set_major_formatter(PercentFormatter(1.0))
         axes.invert_yaxis()
+        if curves:
+            _plot_curves(beside.subplots(), curves)
     return figure
+
+
+def _plot_curves(axes, curves: dict):
+    shown = {"base": TEACHER, "authors": SECOND}
+    for name, entries in curves.items():
+        points = [entry["seconds"] for entry in entries], [entry["final_cosine"] for entry in entries]
+        label = name if name in shown else None
+        axes.plot(*points, marker="o", ms=3, lw=1.4 if label else 0.8, color=shown.get(name, BASELINE), label=label)
+    if set(curves) - set(shown):
+        axes.plot([], [], lw=0.8, color=BASELINE, label="the others")
+    axes.set(xlabel="seconds of training", ylabel=LABELS["final_cosine"])
+    axes.legend(frameon=False, loc="lower right")
 
 
 def plot_scaling(results: dict) -> Figure:

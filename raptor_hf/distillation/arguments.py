@@ -212,6 +212,9 @@ class DistillationArguments(TrainingArguments):
     normalize_loss: bool = field(
         default=True, metadata={"help": "Whether each image's loss is divided by its target's mean square."}
     )
+    cosine_weight: float = field(
+        default=0.0, metadata={"help": "Weight of 1 - cosine to the target, added to each layer's loss."}
+    )
     muon: bool = field(
         default=True,
         metadata={"help": "Whether the blocks' weight matrices are trained by Muon; AdamW trains the rest."},
@@ -245,6 +248,8 @@ class DistillationArguments(TrainingArguments):
                 raise ValueError(
                     f"{name} must be three weights of at least 0, cls, registers, patches, got {weights}."
                 )
+        if self.cosine_weight < 0:
+            raise ValueError(f"cosine_weight must be at least 0, got {self.cosine_weight}.")
         check_at_least_one(self, "early_image_size", "max_nonfinite_steps", "per_device_train_batch_size")
         check_at_least_one(self, "per_device_eval_batch_size", "gradient_accumulation_steps", "save_total_limit")
         if not 0 <= self.seed < 2**32:
@@ -304,6 +309,7 @@ class DistillationArguments(TrainingArguments):
             last_phase_weights=self.last_phase_weights or self.stage1_weights,
             stage2_weights=self.stage2_weights,
             normalize=self.normalize_loss,
+            cosine_weight=self.cosine_weight,
             output_only=self.training_mode == "output_only",
         )
 

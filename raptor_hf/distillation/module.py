@@ -18,6 +18,7 @@ class LossSettings:
     last_phase_weights: list[float] | None = None
     stage2_weights: list[float] | None = None
     normalize: bool = False
+    cosine_weight: float = 0.0
     output_only: bool = False
 
 
@@ -68,6 +69,10 @@ class DistillationModule(nn.Module):
             loss = losses[-1] if self.settings.output_only else losses.mean()
         return {"loss": loss, "layer_losses": losses.detach()}
 
+    def _layer_loss(self, states: torch.Tensor, target: torch.Tensor, weights: list[float] | None) -> torch.Tensor:
+        settings = self.settings
+        return layer_loss(states, target, self.slices, weights, settings.normalize, settings.cosine_weight)
+
     def _layer_weights(self, layer_block: int, stage1: bool) -> list[float] | None:
         if not stage1:
             return self.settings.stage2_weights
@@ -86,7 +91,7 @@ class DistillationModule(nn.Module):
             depth_steps = (layers + 1.0).repeat(batch)
             outputs = block(inputs.flatten(0, 1), depth_steps)
             weights = self._layer_weights(index, stage1=True)
-            loss = layer_loss(outputs, target.flatten(0, 1), self.slices, weights, self.settings.normalize)
+            loss = self._layer_loss(outputs, target.flatten(0, 1), weights)
             losses = losses.index_put((layers,), loss.view(batch, -1).mean(dim=0))
         return losses
 
@@ -104,5 +109,5 @@ class DistillationModule(nn.Module):
                 continue
             weights = self._layer_weights(block, stage1=restart)
             target = states[:, layer + 1]
-            losses.append(layer_loss(hidden_states, target, self.slices, weights, self.settings.normalize).mean())
+            losses.append(self._layer_loss(hidden_states, target, weights).mean())
         return torch.stack(losses)

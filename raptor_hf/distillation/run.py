@@ -184,6 +184,7 @@ def _train_and_save(trainer: RaptorTrainer, settings: dict, bad_validation_image
         "nonfinite_steps": faults["nonfinite_steps"],
         "parameters": {"teacher": trainer.teacher.num_parameters(), "raptor": student.num_parameters()},
         "fidelity": fidelity,
+        "during_training": [entry for entry in trainer.state.log_history if "eval_train_seconds" in entry],
     }
     if trainer.is_world_process_zero():
         with written_aside(output_dir) as aside:
