@@ -1,5 +1,6 @@
 """Weighted nearest neighbours on frozen features: what a Raptor keeps without any training on top of it."""
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,7 +26,7 @@ class Arguments(ClassificationArguments):
         super().__post_init__()
         if not self.k or min(self.k) < 1:
             raise ValueError(f"k must be at least 1, got {self.k}.")
-        if self.temperature <= 0:
+        if not 0 < self.temperature < math.inf:
             raise ValueError(f"temperature must be positive, got {self.temperature}.")
 
 

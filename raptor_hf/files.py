@@ -65,6 +65,30 @@ def check_writable(folder: str | Path, files: Iterable[str] = ()):
             raise ValueError(f"{folder / name} is a folder, where a file is to be written: give another --output_dir.")
 
 
+def check_apart(output_dir: str | Path, sources: dict[str, str | None]):
+    """Raises ValueError if an output folder lies in the folder of one of the named sources, where that is a folder."""
+    for name, source in sources.items():
+        if source and Path(source).is_dir() and Path(output_dir).resolve().is_relative_to(Path(source).resolve()):
+            raise ValueError(f"output_dir {output_dir} is in the {name}'s own folder: give another --output_dir.")
+
+
+def check_holds_no_model(folder: str | Path):
+    """Raises ValueError if a folder holds the weights of a model, whole or in shards, of safetensors or pickled."""
+    patterns = ("*.safetensors", "*.safetensors.index*.json", "pytorch_model*.bin*")
+    if any(path for pattern in patterns for path in Path(folder).glob(pattern)):
+        raise ValueError(
+            f"output_dir {folder} holds another model: give another --output_dir, or --overwrite_output_dir true."
+        )
+
+
+def remove_folder(folder: Path):
+    """Removes a folder; of a link to one, the link."""
+    if folder.is_symlink():
+        folder.unlink()
+    else:
+        shutil.rmtree(folder)
+
+
 @contextmanager
 def written_aside(folder: str | Path) -> Iterator[Path]:
     """
@@ -73,7 +97,9 @@ def written_aside(folder: str | Path) -> Iterator[Path]:
     """
     folder = Path(folder)
     aside = folder / ASIDE
-    shutil.rmtree(aside, ignore_errors=True)
+    if aside.is_dir():
+        remove_folder(aside)
+    aside.unlink(missing_ok=True)
     aside.mkdir(parents=True)
     try:
         yield aside
@@ -113,6 +139,11 @@ def file_sha256(path: str | Path) -> str:
     """SHA-256 of a file, in hexadecimal."""
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def weights_sha256(model: torch.nn.Module) -> str:
+    """SHA-256 of a model's weights and their names, in hexadecimal."""
+    return _checksum(model.state_dict())
 
 
 def _checksum(tensors: dict[str, torch.Tensor]) -> str:

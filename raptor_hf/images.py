@@ -7,13 +7,15 @@ import math
 import re
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import datasets
 import fsspec
 import numpy as np
+import pyarrow.compute as pc
 import torch
+from datasets.fingerprint import Hasher
 from PIL import Image
 from transformers import AutoImageProcessor, BaseImageProcessor, BitImageProcessorPil
 from transformers.utils import IMAGE_PROCESSOR_NAME
@@ -32,6 +34,8 @@ CROP_RATIO = (3 / 4, 4 / 3)
 MAX_ASPECT_RATIO = 100
 # Where so many rows in a row can't be read, it isn't single images that are bad.
 MAX_REPLACEMENTS = 100
+# Of a file that is opened. Of the largest image that may be decoded the pixels take some 700 MB.
+MAX_FILE_BYTES = 2**30
 REPORT_BYTES = 120
 # How `datasets` names a file of a streamed folder, or in an archive there.
 STREAMED_FROM_HUB = re.compile(r"^((zip|tar|gzip)://[^:]*::)?hf://datasets/[^:]*$")
@@ -80,7 +84,10 @@ def load_image_dataset(
         dataset = dataset.to_iterable_dataset(num_shards=min(16, max(1, len(dataset))))
     if isinstance(dataset, datasets.Dataset) and len(dataset) == 0:
         raise ValueError(f"Data set {name_or_path}, split {split}, is empty.")
-    return _with_image_column(dataset, image_column)
+    dataset = _with_image_column(dataset, image_column)
+    if isinstance(dataset, datasets.Dataset):
+        _tell_files_apart(dataset)
+    return dataset
 
 
 def split_names(name_or_path: str) -> list[str]:
@@ -112,7 +119,7 @@ def _as_value_error(message: str):
 
 def take_images(stream: datasets.IterableDataset, count: int) -> datasets.Dataset:
     """The first `count` images of a stream, as their files' bytes, in memory."""
-    rows = list(_undecoded(stream).take(count))
+    rows = [{"image": _with_streamed_bytes(row["image"])} for row in _undecoded(stream).take(count)]
     # What has neither bytes nor path can't be stored: no image, and so a bad one.
     rows = [row if row["image"] and any(row["image"].values()) else {"image": None} for row in rows]
     return datasets.Dataset.from_list(rows, features=datasets.Features({"image": datasets.Image()}))
@@ -134,17 +141,35 @@ def _with_image_column(dataset, column: str | None):
         if "image" in features:
             dataset = dataset.remove_columns("image")
         dataset = dataset.rename_column(column, "image")
-    if isinstance(dataset, datasets.Dataset) and isinstance(dataset.features["image"], datasets.Array3D):
+    if dataset.features and isinstance(dataset.features["image"], datasets.Array3D):
         dataset = _with_encoded_arrays(dataset)
     return dataset.cast_column("image", datasets.Image())
+
+
+def _tell_files_apart(dataset: datasets.Dataset):
+    """Lets the fingerprint, by which what is computed of a data set is found again, tell of the files that rows name."""
+    column = dataset.data.column("image")
+    named = column.filter(pc.is_null(pc.struct_field(column, "bytes")))
+    paths = [Path(path) for path in pc.struct_field(named, "path").drop_null().to_pylist()]
+    states = []
+    for path in paths:
+        with suppress(OSError, ValueError):
+            state = path.stat()
+            states.append((str(path), state.st_mtime_ns, state.st_size))
+    if paths:
+        dataset._fingerprint = Hasher.hash((dataset._fingerprint, states))
 
 
 def _with_encoded_arrays(dataset: datasets.Dataset) -> datasets.Dataset:
     """A data set whose `image` holds numbers, channels first or last, from 0 to 1 or to 255, with images in place."""
 
+    dtype = dataset.features["image"].dtype
+
     def encode(row):
-        pixels = row["image"]
-        if pixels is None or not np.isfinite(pixels).all():
+        if row["image"] is None:
+            return row
+        pixels = np.asarray(row["image"], dtype=dtype)
+        if not np.isfinite(pixels).all():
             # No image, and so a bad one.
             return {"image": None}
         pixels = pixels.transpose(1, 2, 0) if pixels.shape[0] in (1, 3) else pixels
@@ -154,6 +179,9 @@ def _with_encoded_arrays(dataset: datasets.Dataset) -> datasets.Dataset:
         return {"image": Image.fromarray(pixels.astype(np.uint8).squeeze())}
 
     features = datasets.Features({"image": datasets.Image()})
+    if isinstance(dataset, datasets.IterableDataset):
+        # Of a stream's columns nothing but images is used.
+        return dataset.select_columns("image").map(encode, features=features)
     images = dataset.select_columns("image").with_format("numpy").map(encode, features=features).with_format(None)
     rest = dataset.remove_columns("image")
     return datasets.concatenate_datasets([rest, images], axis=1) if rest.column_names else images
@@ -225,12 +253,13 @@ def _check_image_processor(processor: BaseImageProcessor):
     if crop_size(processor) < 1:
         raise ValueError(f"it makes images of {crop_size(processor)} pixels")
     mean, std = (torch.tensor(values, dtype=torch.float) for values in (processor.image_mean, processor.image_std))
-    if (
-        mean.numel() != 3
-        or std.numel() != 3
-        or not (mean.isfinite().all() and std.isfinite().all() and (std > 0).all())
-    ):
-        raise ValueError(f"it normalises by mean {processor.image_mean} and deviation {processor.image_std}")
+    factor = processor.rescale_factor if processor.do_rescale else 1.0
+    black, white = ((level * factor - mean) / std for level in (0, 255))
+    if mean.numel() != 3 or std.numel() != 3 or not (white > black).all() or not (white - black).isfinite().all():
+        raise ValueError(
+            f"it normalises by rescale_factor {factor}, mean {processor.image_mean} and deviation "
+            f"{processor.image_std}"
+        )
 
 
 def crop_size(processor: BaseImageProcessor) -> int:
@@ -282,21 +311,28 @@ def _as_bad_image():
 def _open_image(value: dict) -> Image.Image:
     content, path = value["bytes"], value["path"]
     if content is None and path is not None:
-        if STREAMED_FROM_HUB.match(path):
-            with fsspec.open(path, "rb") as file:
-                content = file.read()
         # A row of a parquet file could name any address, device or pipe.
-        elif ":" in path and not Path(path).is_file():
+        if ":" in path and not Path(path).is_file():
             raise BadImageError("an address in place of an image")
-        elif Path(path).exists() and not Path(path).is_file():
+        if Path(path).exists() and not Path(path).is_file():
             raise BadImageError("no file in place of an image")
-        else:
-            content = Path(path).read_bytes()
+        if Path(path).stat().st_size > MAX_FILE_BYTES:
+            raise BadImageError(f"a file of {Path(path).stat().st_size:,} bytes")
+        content = Path(path).read_bytes()
     if content is not None:
         Image.init()
         # Refuses a file by its first bytes, before anything else of it is read.
         Image.open(io.BytesIO(content), formats=[name for name in IMAGE_FORMATS if name in Image.OPEN])
     return datasets.Image().decode_example({"bytes": content, "path": path})
+
+
+def _with_streamed_bytes(value: dict | None) -> dict | None:
+    """A row of a stream with the content of its file, where that lies on the Hub. A bad image stays as it is."""
+    if value is None or value["bytes"] is not None or not STREAMED_FROM_HUB.match(value["path"] or ""):
+        return value
+    with suppress(OSError), fsspec.open(value["path"], "rb") as file:
+        return {"bytes": file.read(MAX_FILE_BYTES), "path": value["path"]}
+    return value
 
 
 def without_bad_images(dataset: datasets.Dataset) -> tuple[datasets.Dataset, list[str]]:
@@ -508,10 +544,11 @@ class StreamedPixelValues(torch.utils.data.IterableDataset):
             position = None
             for position, row in enumerate(shuffled):
                 rng = np.random.default_rng((self.seed, worker.id if worker else 0, index))
+                value = _with_streamed_bytes(row["image"])
                 try:
-                    pixels = self.transform(decode_image(row["image"]), rng)
+                    pixels = self.transform(decode_image(value), rng)
                 except BadImageError as error:
-                    bad.append(_bad_image(row["image"], position, error))
+                    bad.append(_bad_image(value, position, error))
                     if len(bad) == MAX_REPLACEMENTS:
                         raise _too_many_in_a_row(bad[-1]) from error
                     continue

@@ -107,15 +107,15 @@ class ConfigArgumentParser(HfArgumentParser):
         self.set_defaults(**{key: value for key, value in values.items() if key not in overridden})
 
     def _typed(self, action: argparse.Action, value, name: str):
-        """A value of a file as the flag would have given it. Strings argparse converts itself."""
+        """A value of a file as the flag would have given it. A single value's string argparse converts itself."""
         if (value is None and action.default is None) or (isinstance(value, dict) and action.dest in self._mappings):
             return value
         many = action.nargs == "+"
         if value is None or isinstance(value, dict) or (isinstance(value, list) and not (many and value)):
             given = "" if action.dest.endswith("token") else f", got {value!r}"
             self.error(f"{name} must be {'one or more values' if many else 'a single value'}{given}.")
-        if isinstance(value, str) or not callable(action.type):
-            return value
+        if (isinstance(value, str) and not many) or not callable(action.type):
+            return [value] if many and isinstance(value, str) else value
         try:
             typed = [action.type(str(item)) for item in (value if isinstance(value, list) else [value])]
         except (ValueError, TypeError, argparse.ArgumentTypeError):

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from .decisive import decisive_arguments
-from .files import read_json, write_json
+from .files import check_apart, check_holds_no_model, read_json, write_json
 from .images import (
     CenterCrop,
     EpochSampler,
@@ -29,7 +29,7 @@ from .images import (
     load_image_dataset,
     without_bad_images,
 )
-from .parser import ConfigArgumentParser
+from .parser import ConfigArgumentParser, check_at_least_one
 from .phase_structure_callback import PhaseStructureCallback
 
 logger = logging.getLogger(__name__)
@@ -76,6 +76,8 @@ class TeacherArguments(TrainingArguments):
     def __post_init__(self):
         super().__post_init__()
         check_crop_scale(self.crop_scale)
+        check_at_least_one(self, "image_size", "patch_size", "hidden_size", "num_hidden_layers")
+        check_at_least_one(self, "num_attention_heads", "phase_structure_steps")
         if self.image_size % self.patch_size:
             raise ValueError(f"image_size {self.image_size} must be a multiple of patch_size {self.patch_size}.")
         if self.hidden_size % self.num_attention_heads:
@@ -159,6 +161,11 @@ class TeacherTrainer(Trainer):
     def _get_train_sampler(self, train_dataset=None):
         return EpochSampler(len(self.train_dataset), self.args.seed, lambda: int(self.state.epoch or 0))
 
+    def _save(self, output_dir=None, state_dict=None):
+        """The model. Trainer would add its arguments as a pickle, with the token for the Hub among them."""
+        model = self.accelerator.unwrap_model(self.model)
+        model.save_pretrained(output_dir or self.args.output_dir, state_dict=state_dict)
+
 
 def train_teacher(args: TeacherArguments) -> dict:
     """
@@ -169,8 +176,10 @@ def train_teacher(args: TeacherArguments) -> dict:
         What `results.json` holds: `test_accuracy`, `parameters`, `arguments`.
 
     Raises:
-        ValueError: if the data set or its label column can't be found, or the folder holds another teacher.
+        ValueError: if the data set or its label column can't be found, the folder holds another teacher, or the
+            weights are not finite after training.
     """
+    check_apart(args.output_dir, {"dataset": args.dataset})
     finished = _finished(args)
     if finished is not None:
         return finished
@@ -221,6 +230,8 @@ def train_teacher(args: TeacherArguments) -> dict:
         "bad_images": count_bad_images({"train": bad_train, "test": bad_test}),
         "arguments": args.decisive(),
     }
+    if not all(weight.isfinite().all() for weight in model.parameters()):
+        raise ValueError("The teacher's weights are not finite after training, and not saved: lower --learning_rate.")
     trainer.save_model()
     if trainer.is_world_process_zero():
         processor.save_pretrained(args.output_dir)
@@ -232,15 +243,20 @@ def train_teacher(args: TeacherArguments) -> dict:
 def _finished(args: TeacherArguments) -> dict | None:
     """The results of a teacher that is there already, trained with the same arguments."""
     path = Path(args.output_dir) / RESULTS_NAME
-    if args.overwrite_output_dir or not path.is_file():
+    if args.overwrite_output_dir:
+        return None
+    if not path.is_file():
+        check_holds_no_model(args.output_dir)
         return None
     results, wanted = read_json(path), args.decisive()
+    earlier = results.get("arguments")
+    if not isinstance(earlier, dict) or "test_accuracy" not in results:
+        raise ValueError(f"{path} is damaged (it lacks what was trained): delete it, or give another --output_dir.")
     for name, value in wanted.items():
-        if results["arguments"].get(name) != value:
+        if earlier.get(name) != value:
             raise ValueError(
-                f"output_dir {args.output_dir} holds a teacher of another {name} "
-                f"({results['arguments'].get(name)}, not {value}): give another --output_dir, or "
-                "--overwrite_output_dir true."
+                f"output_dir {args.output_dir} holds a teacher of another {name} ({earlier.get(name)}, not {value}): "
+                "give another --output_dir, or --overwrite_output_dir true."
             )
     logger.warning("%s holds this teacher, trained: nothing to do.", args.output_dir)
     return results

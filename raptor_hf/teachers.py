@@ -3,6 +3,7 @@
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
+from .configuration_raptor import as_pair
 from .vision_models import load_frozen, load_vision_model, read_config, token_slices, trajectory
 
 TEACHER_FAMILIES = ("dinov2", "dinov2_with_registers")
@@ -49,4 +50,6 @@ def load_teacher_config(name_or_path: str, trust_remote_code: bool = False) -> P
             f"Teacher {name_or_path} is a {config.model_type} model, but a teacher must be one of "
             f"{', '.join(TEACHER_FAMILIES)}."
         )
+    if min(as_pair(config.patch_size)) < 1:
+        raise ValueError(f"Teacher {name_or_path} has a patch_size of {config.patch_size}: give a sound one.")
     return config

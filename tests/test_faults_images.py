@@ -6,6 +6,8 @@ import zlib
 
 import datasets
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
@@ -21,6 +23,7 @@ from raptor_hf.images import (
     load_image_dataset,
     load_image_processor,
     read_report,
+    take_images,
     without_bad_images,
 )
 
@@ -164,6 +167,57 @@ def test_images_to_measure_on_are_sorted_out_by_name():
     assert without_bad_images(dataset) == (dataset, [])
     with pytest.raises(ValueError, match=r"None of 2 images can be read \(0.png: .*\): give another data set"):
         without_bad_images(dataset_with_bad_rows((0, 1), length=2))
+
+
+def named_rows(folder, paths) -> datasets.Dataset:
+    """Of a parquet file whose rows name files and hold none."""
+    schema = pa.schema({"image": pa.struct({"bytes": pa.binary(), "path": pa.string()})})
+    rows = [{"image": {"bytes": None, "path": str(path)}} for path in paths]
+    pq.write_table(pa.Table.from_pylist(rows, schema), folder / "named.parquet")
+    return load_image_dataset(str(folder / "named.parquet"))
+
+
+def test_files_that_rows_name_are_looked_at_again_once_they_have_changed(tmp_path):
+    paths = [tmp_path / f"{seed}.png" for seed in range(3)]
+    for seed, path in enumerate(paths):
+        path.write_bytes(encoded(picture(seed)))
+    paths[1].write_bytes(b"broken")
+    assert [text.split(":")[0] for text in without_bad_images(named_rows(tmp_path, paths))[1]] == ["1.png"]
+    paths[1].write_bytes(encoded(picture(1)))
+    paths[2].write_bytes(b"broken as well")
+    assert [text.split(":")[0] for text in without_bad_images(named_rows(tmp_path, paths))[1]] == ["2.png"]
+
+
+def test_what_rows_name_is_not_read_where_it_is_no_image_file(tmp_path, monkeypatch):
+    monkeypatch.setattr("fsspec.open", lambda *args, **kwargs: pytest.fail("an address was opened"))
+    (tmp_path / "0.png").write_bytes(encoded(picture(0)))
+    with (tmp_path / "huge.png").open("wb") as file:
+        file.truncate(200 * 2**30)
+    paths = [tmp_path / "0.png", tmp_path / "huge.png", "hf://datasets/a/b/x.png", "https://nowhere/x.png"]
+    _, bad = without_bad_images(named_rows(tmp_path, paths))
+    assert bad[0] == "huge.png: a file of 214,748,364,800 bytes"
+    assert [text.split(": ")[1] for text in bad[1:]] == ["an address in place of an image"] * 2
+
+
+def test_of_a_stream_files_on_the_hub_are_read(monkeypatch):
+    monkeypatch.setattr("fsspec.open", lambda path, mode: io.BytesIO(encoded(picture(int(path[-5])))))
+    rows = [{"image": {"bytes": None, "path": f"hf://datasets/a/b@main/{seed}.png"}} for seed in range(3)]
+    features = datasets.Features({"image": datasets.Image()})
+    stream = datasets.IterableDataset.from_generator(lambda: iter(rows), features=features)
+    taken, bad = without_bad_images(take_images(stream, 3))
+    assert len(taken) == 3 and not bad
+    first = next(iter(StreamedPixelValues(stream, mean_of)))["pixel_values"].item()
+    assert first in {mean_of(picture(seed), None).item() for seed in range(3)}
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "float64"])
+def test_arrays_are_streamed_too(tmp_path, dtype):
+    arrays = [np.full((3, 8, 8), value, dtype) / (1 if dtype == "uint8" else 255) for value in (0, 51, 255)]
+    features = datasets.Features({"image": datasets.Array3D((3, 8, 8), dtype)})
+    datasets.Dataset.from_dict({"image": arrays}, features=features).save_to_disk(str(tmp_path / "arrays"))
+    stream = load_image_dataset(str(tmp_path / "arrays"), streaming=True, image_column="image")
+    images = [row["image"] for row in stream.cast_column("image", datasets.Image(decode=True))]
+    assert [image.getpixel((3, 3)) for image in images] == [(value,) * 3 for value in (0, 51, 255)]
 
 
 @pytest.mark.parametrize("streaming", [False, True])

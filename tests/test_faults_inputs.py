@@ -2,52 +2,23 @@
 
 import json
 import os
-import runpy
 import signal
-from pathlib import Path
 
-import datasets
 import numpy as np
 import pytest
 from filelock import FileLock
 from PIL import Image
+from small_runs import SMALL, make_material, refusal, run
 from test_faults_images import dataset_with_bad_rows, encoded
-from tiny import picture, tiny_teacher
-from transformers import ViTConfig, ViTModel
+from tiny import picture
 
 from raptor_hf.distillation.run import LOCK_NAME, distill
 from raptor_hf.files import ASIDE
-from raptor_hf.images import load_image_processor
-
-TRAINING = Path(__file__).parents[1] / "training"
 
 
 @pytest.fixture(scope="module")
 def material(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("material")
-    tiny_teacher().save_pretrained(folder / "teacher")
-    load_image_processor("no model here", 28).save_pretrained(folder / "teacher")
-    other = ViTConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16, image_size=28)
-    ViTModel(other).save_pretrained(folder / "vit")
-    (folder / "images").mkdir()
-    for split, bad in (("train", (2, 5)), ("validation", (0,))):
-        dataset_with_bad_rows(bad, length=24).to_parquet(folder / "images" / f"{split}.parquet")
-    datasets.Dataset.from_dict({"text": ["a", "b"]}).to_parquet(folder / "no_images.parquet")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def scripts():
-    return {path.stem: runpy.run_path(str(path))["main"] for path in TRAINING.glob("*.py")}
-
-
-def run(scripts, script, arguments, material, tmp_path):
-    words = []
-    for name, value in arguments.items():
-        values = value if isinstance(value, list) else [value]
-        values = [str(item).replace("MATERIAL", str(material)) for item in values]
-        words += [f"--{name}", *values]
-    return scripts[script](["--output_dir", str(tmp_path), *words])
+    return make_material(tmp_path_factory.mktemp("material"))
 
 
 # Refused before any file is looked at: neither the teacher nor the images are there.
@@ -63,7 +34,7 @@ REFUSED_AT_ONCE = [
     ),
     ("distill", {"phase_images": 0}, "phase_images must be at least 1"),
     ("distill", {"phase_objective": "median"}, "invalid choice: 'median'"),
-    ("distill", {"init": "zeros"}, "invalid choice: 'zeros'"),
+    ("distill", {"init": "zeros"}, "Raptor zeros can't be loaded"),
     ("distill", {"image_size": -14}, "image_size must be at least 1, got -14"),
     ("distill", {"early_image_size": 0}, "early_image_size must be at least 1"),
     ("distill", {"max_train_samples": 0}, "max_train_samples must be at least 1"),
@@ -94,6 +65,16 @@ REFUSED_AT_ONCE = [
     ("distill", {"dataloader_num_workers": -1}, "dataloader_num_workers must be at least 0"),
     ("distill", {"dataloader_persistent_workers": True}, "dataloader_persistent_workers needs"),
     ("distill", {"load_best_model_at_end": True, "eval_strategy": "steps"}, "needs --metric_for_best_model"),
+    (
+        "distill",
+        {"save_strategy": "best", "eval_strategy": "steps", "metric_for_best_model": "accuracy"},
+        "save_strat",
+    ),
+    ("distill", {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps"}, "needs --metric_for_best"),
+    ("distill", {"label_smoothing_factor": 0.1}, "label_smoothing_factor has no meaning in distillation"),
+    ("distill", {"neftune_noise_alpha": 1.0}, "neftune_noise_alpha has no meaning in distillation"),
+    ("distill", {"num_train_epochs": 1e308}, "num_train_epochs must be above 0, at most 1000000"),
+    ("distill", {"cosine_weight": -1.0}, "cosine_weight must be at least 0"),
     ("distill", {"push_to_hub": True, "hub_model_id": "a/b/c"}, "a/b/c"),
     ("distill", {"output_dir": "MATERIAL/no_images.parquet"}, "is no folder that can be written to"),
     ("find_phases", {"output_dir": "MATERIAL/no_images.parquet"}, "is no folder that can be written to"),
@@ -105,6 +86,9 @@ REFUSED_AT_ONCE = [
     ("find_phases", {"num_phases": ["two"]}, "invalid int value: 'two'"),
     ("train_teacher", {"crop_scale": [2, 3]}, "crop_scale must be two shares"),
     ("train_teacher", {"image_size": 33}, "image_size 33"),
+    ("train_teacher", {"patch_size": 0}, "patch_size must be at least 1, got 0"),
+    ("train_teacher", {"num_attention_heads": 0}, "num_attention_heads must be at least 1"),
+    ("train_teacher", {"num_hidden_layers": 0}, "num_hidden_layers must be at least 1"),
 ]
 # Refused for what the teacher's configuration or the data set's columns say.
 REFUSED_EARLY = [
@@ -137,60 +121,42 @@ REFUSED_EARLY = [
     ("script", "arguments", "message"),
     [(s, NOWHERE | a if s != "train_teacher" else a, m) for s, a, m in REFUSED_AT_ONCE] + REFUSED_EARLY,
 )
-def test_refused_in_one_line_with_exit_code_2(scripts, material, tmp_path, capsys, script, arguments, message):
+def test_refused_in_one_line_with_exit_code_2(material, tmp_path, capsys, script, arguments, message):
     known = {"teacher": "MATERIAL/teacher", "dataset": "MATERIAL/images"} if script != "train_teacher" else {}
     extra = {"use_cpu": True} if script == "distill" else {}
     with pytest.raises(SystemExit) as info:
-        run(scripts, script, known | extra | arguments, material, tmp_path)
+        run(script, known | extra | arguments, material, tmp_path)
     assert info.value.code == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
     assert message in line and "Traceback" not in line
     assert not list(tmp_path.iterdir())
 
 
-SMALL = {
-    "teacher": "MATERIAL/teacher",
-    "dataset": "MATERIAL/images",
-    "phase_sizes": [3, 3],
-    "max_steps": 3,
-    "per_device_train_batch_size": 8,
-    "use_cpu": True,
-    "disable_tqdm": True,
-}
-
-
-def test_results_say_how_many_images_could_not_be_read(scripts, material, tmp_path):
-    run(scripts, "distill", SMALL | {"max_bad_image_share": 0.1}, material, tmp_path)
+def test_results_say_how_many_images_could_not_be_read(material, tmp_path):
+    run("distill", SMALL | {"max_bad_image_share": 0.1}, material, tmp_path)
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["bad_images"]["train"] == 2 and results["bad_images"]["validation"] == 1
     assert {name.split(":")[0] for name in results["bad_images"]["first"]} == {"0.png", "2.png", "5.png"}
     assert results["nonfinite_steps"] == 0 and not (tmp_path / ASIDE).exists()
 
 
-def test_a_run_with_too_many_bad_images_ends_with_exit_code_3(scripts, material, tmp_path, capsys):
+def test_a_run_with_too_many_bad_images_ends_with_exit_code_3(material, tmp_path, capsys):
     with pytest.raises(SystemExit) as info:
-        run(scripts, "distill", SMALL, material, tmp_path)
+        run("distill", SMALL, material, tmp_path)
     assert info.value.code == 3
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "training images can't be read" in line]
     assert "more than max_bad_image_share 0.01" in line and ".png: " in line
     assert not (tmp_path / "results.json").exists() and not (tmp_path / "model.safetensors").exists()
 
 
-def refusal(capsys, code, *call) -> str:
-    with pytest.raises(SystemExit) as info:
-        run(*call)
-    assert info.value.code == code
-    return capsys.readouterr().err.splitlines()[-1]
-
-
-def test_a_raptor_whose_numbers_are_not_finite_is_not_saved(scripts, material, tmp_path, capsys):
+def test_a_raptor_whose_numbers_are_not_finite_is_not_saved(material, tmp_path, capsys):
     settings = SMALL | {"max_bad_image_share": 0.1, "learning_rate": 1e30, "muon": False}
-    assert "not finite" in refusal(capsys, 3, scripts, "distill", settings, material, tmp_path)
+    assert "not finite" in refusal(capsys, 3, "distill", settings, material, tmp_path)
     assert not (tmp_path / "results.json").exists() and not (tmp_path / "model.safetensors").exists()
 
 
-def test_a_folder_that_was_tampered_with(scripts, material, tmp_path, capsys):
-    call = (scripts, "distill", SMALL | {"max_bad_image_share": 0.1, "save_steps": 1}, material, tmp_path)
+def test_a_folder_that_was_tampered_with(material, tmp_path, capsys):
+    call = ("distill", SMALL | {"max_bad_image_share": 0.1, "save_steps": 1}, material, tmp_path)
     run(*call)
     weights = (tmp_path / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").unlink()
@@ -213,19 +179,17 @@ def test_a_folder_that_was_tampered_with(scripts, material, tmp_path, capsys):
     assert "holds checkpoints, but no arguments.json" in refusal(capsys, 2, *call)
 
 
-def test_a_refused_command_leaves_no_trace_and_another_model_is_not_overwritten(scripts, material, tmp_path, capsys):
+def test_a_refused_command_leaves_no_trace_and_another_model_is_not_overwritten(material, tmp_path, capsys):
     settings = SMALL | {"max_bad_image_share": 0.1}
-    assert "source_layers" in refusal(
-        capsys, 2, scripts, "distill", settings | {"source_layers": [9, 9]}, material, tmp_path
-    )
+    assert "source_layers" in refusal(capsys, 2, "distill", settings | {"source_layers": [9, 9]}, material, tmp_path)
     assert not (tmp_path / "arguments.json").exists()
     (tmp_path / "model.safetensors").write_bytes(b"another's")
-    assert "holds another model" in refusal(capsys, 2, scripts, "distill", settings, material, tmp_path)
+    assert "holds another model" in refusal(capsys, 2, "distill", settings, material, tmp_path)
     assert (tmp_path / "model.safetensors").read_bytes() == b"another's"
 
 
-def test_two_runs_do_not_share_a_folder(scripts, material, tmp_path, capsys):
-    call = (scripts, "distill", SMALL | {"max_bad_image_share": 0.1}, material, tmp_path)
+def test_two_runs_do_not_share_a_folder(material, tmp_path, capsys):
+    call = ("distill", SMALL | {"max_bad_image_share": 0.1}, material, tmp_path)
     with FileLock(tmp_path / LOCK_NAME):
         assert "is where another run is at work" in refusal(capsys, 2, *call)
     assert not (tmp_path / "arguments.json").exists()
@@ -233,34 +197,34 @@ def test_two_runs_do_not_share_a_folder(scripts, material, tmp_path, capsys):
     assert (tmp_path / "results.json").is_file()
 
 
-def test_what_cannot_be_written_at_the_end_is_refused_at_the_start(scripts, material, tmp_path, capsys):
+def test_what_cannot_be_written_at_the_end_is_refused_at_the_start(material, tmp_path, capsys):
     (tmp_path / "out" / "README.md").mkdir(parents=True)
-    call = (scripts, "distill", SMALL | {"max_bad_image_share": 0.1}, material, tmp_path / "out")
+    call = ("distill", SMALL | {"max_bad_image_share": 0.1}, material, tmp_path / "out")
     assert "README.md is a folder, where a file is to be written" in refusal(capsys, 2, *call)
     (tmp_path / "nowhere").symlink_to(tmp_path / "missing")
     assert "is no folder that can be written to" in refusal(capsys, 2, *call[:-1], tmp_path / "nowhere")
 
 
-def test_sigterm_outside_training_ends_with_its_exit_code(scripts, material, tmp_path, capsys, monkeypatch):
+def test_sigterm_outside_training_ends_with_its_exit_code(material, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(distill.__globals__, "load_teacher", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
     before = signal.getsignal(signal.SIGTERM)
-    assert "the same command goes on" in refusal(capsys, 75, scripts, "distill", SMALL, material, tmp_path / "out")
+    assert "the same command goes on" in refusal(capsys, 75, "distill", SMALL, material, tmp_path / "out")
     assert signal.getsignal(signal.SIGTERM) == before and not (tmp_path / "out").exists()
 
 
-def test_images_that_are_all_bad_are_told_before_anything_is_measured(scripts, material, tmp_path, capsys):
+def test_images_that_are_all_bad_are_told_before_anything_is_measured(material, tmp_path, capsys):
     dataset_with_bad_rows(range(24), length=24).to_parquet(tmp_path / "train.parquet")
     settings = SMALL | {"dataset": tmp_path / "train.parquet", "validation_dataset": "MATERIAL/images"}
-    line = refusal(capsys, 3, scripts, "distill", settings, material, tmp_path / "out")
+    line = refusal(capsys, 3, "distill", settings, material, tmp_path / "out")
     assert "100 images in a row can't be read" in line and not (tmp_path / "out").exists()
 
 
-def test_images_of_any_shape_train(scripts, material, tmp_path):
+def test_images_of_any_shape_train(material, tmp_path):
     """One pixel, a narrow strip, palette, grey and 16 bits."""
     (tmp_path / "images").mkdir()
     sixteen_bits = Image.fromarray(np.asarray(picture(2, mode="L")).astype(np.uint16) * 257)
     odd = [picture(0, (1, 1)), picture(1, (1, 90)), picture(2, mode="P"), picture(3, mode="LA"), sixteen_bits]
     for index, image in enumerate([*odd, *(picture(seed) for seed in range(5, 18))]):
         (tmp_path / "images" / f"{index}.png").write_bytes(encoded(image))
-    run(scripts, "distill", SMALL | {"dataset": tmp_path / "images", "max_steps": 2}, material, tmp_path / "out")
+    run("distill", SMALL | {"dataset": tmp_path / "images", "max_steps": 2}, material, tmp_path / "out")
     assert json.loads((tmp_path / "out" / "results.json").read_text())["bad_images"]["train"] == 0

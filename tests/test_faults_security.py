@@ -134,7 +134,13 @@ def test_weights_that_are_not_finite_are_refused(teacher):
         load_teacher(str(teacher))
 
 
-@pytest.mark.parametrize("changes", [{"image_std": [0, 1, 1]}, {"size": {"side": 3}}, {"image_mean": "grey"}, None])
+DAMAGED_PROCESSORS = [
+    *({"image_std": [0, 1, 1]}, {"size": {"side": 3}}, {"image_mean": "grey"}, {"image_std": [1e-45] * 3}),
+    *({"rescale_factor": float("nan")}, {"rescale_factor": 1e300}, {"rescale_factor": 0}, None),
+]
+
+
+@pytest.mark.parametrize("changes", DAMAGED_PROCESSORS)
 def test_a_damaged_image_processor_is_refused(teacher, changes):
     load_image_processor("no model here", 28).save_pretrained(teacher)
     file = teacher / "preprocessor_config.json"

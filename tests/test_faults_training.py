@@ -161,6 +161,18 @@ def test_sigterm_saves_a_checkpoint_and_says_so(whole, tmp_path, monkeypatch):
     assert torch.equal(weights(run(make_trainer(tmp_path))), weights(whole[0]))
 
 
+def test_sigterm_where_the_numbers_are_not_finite_promises_no_checkpoint(tmp_path, monkeypatch):
+    def spoil(trainer):
+        with torch.no_grad():
+            trainer.student.blocks[0].mlp.fc1.weight.fill_(math.inf)
+        psutil.Process().send_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(RaptorTrainer, "compute_loss", at_step(2, spoil))
+    with pytest.raises(RunInterrupted, match=r"not finite and are not saved: .* from the checkpoint before"):
+        run(make_trainer(tmp_path))
+    assert steps(tmp_path) == [2]
+
+
 @pytest.mark.parametrize(
     ("target", "error"),
     [

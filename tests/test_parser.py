@@ -52,6 +52,12 @@ def test_the_file_may_give_what_is_required(tmp_path, capsys):
     assert "required: --model" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("text", ["sizes: 3", 'sizes: "3"', "sizes: [3]", 'sizes: ["3"]'])
+def test_one_value_of_many_needs_no_brackets(tmp_path, text):
+    (tmp_path / "config.yaml").write_text(text)
+    assert ConfigArgumentParser(Arguments).parse(["--config", str(tmp_path / "config.yaml")])[0].sizes == [3]
+
+
 def test_a_flag_overrides_the_files_word_in_its_group(tmp_path):
     (tmp_path / "config.yaml").write_text("sizes: [3]\nflip: false")
     args = ["--config", str(tmp_path / "config.yaml"), "--learning-rate", "2"]

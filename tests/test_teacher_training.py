@@ -52,6 +52,32 @@ def test_a_teacher_is_trained_once_and_another_is_not_put_over_it(material, tmp_
     assert json.loads((tmp_path / "results.json").read_text())["arguments"]["drop_path_rate"] == 0.5
 
 
+def test_the_token_for_the_hub_is_written_nowhere(material, tmp_path):
+    token = "hf_thisisnotmytoken"
+    train_teacher(arguments(material / "images", tmp_path, hub_token=token, save_strategy="steps", save_steps=1))
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert files and not [path for path in files if token.encode() in path.read_bytes()]
+    assert not [path for path in files if path.name == "training_args.bin"]
+
+
+def test_a_teacher_that_is_not_finite_is_not_saved(material, tmp_path):
+    with pytest.raises(ValueError, match="not finite after training, and not saved: lower --learning_rate"):
+        train_teacher(arguments(material / "images", tmp_path, learning_rate=1e30, warmup_steps=0, max_steps=3))
+    assert not (tmp_path / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("content", ["{}", '{"arguments": []}', '{"arguments": {}}'])
+def test_damaged_results_of_a_teacher(material, tmp_path, content):
+    (tmp_path / "results.json").write_text(content)
+    with pytest.raises(ValueError, match=r"results.json is damaged"):
+        train_teacher(arguments(material / "images", tmp_path))
+
+
+def test_a_teacher_is_not_put_into_its_data(material):
+    with pytest.raises(ValueError, match="is in the dataset's own folder"):
+        train_teacher(arguments(material / "images", material / "images" / "teacher"))
+
+
 def test_a_recipes_flags_can_be_changed(material, tmp_path):
     (tmp_path / "recipe.yaml").write_text(
         "image_size: 28\npatch_size: 14\nhidden_size: 16\nnum_hidden_layers: 6\nnum_attention_heads: 2\nmax_steps: 1\n"

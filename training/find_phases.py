@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from raptor_hf.digits import digits_teacher
-from raptor_hf.files import write_json
+from raptor_hf.files import check_writable, write_json
 from raptor_hf.images import (
     CenterCrop,
     PixelValues,
@@ -72,6 +72,7 @@ def main(argv: list[str] | None = None):
             similarity = 1 - read_matrix("dissimilarity", args.dissimilarity)
         else:
             similarity, bad_images = measure(args)
+        check_writable(args.output_dir, [f"phases_k{k}.{kind}" for k in args.num_phases for kind in ("png", "svg")])
         sizes = {k: find_phases(similarity, k, args.min_size, args.objective) for k in args.num_phases}
     except (ValueError, OSError) as error:
         parser.error(str(error))

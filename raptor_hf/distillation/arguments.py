@@ -8,6 +8,7 @@ import torch
 from huggingface_hub.utils import validate_repo_id
 from transformers import TrainingArguments, get_scheduler
 from transformers.integrations import get_available_reporting_integrations
+from transformers.trainer_utils import SaveStrategy, SchedulerType
 
 from ..images import check_crop_scale
 from ..parser import check_at_least_one
@@ -15,6 +16,9 @@ from .module import LossSettings
 
 # Three ways to say what the phases are: only one of them at a time.
 PHASE_FLAGS = ("phase_sizes", "num_phases", "block_assignment")
+# Of [`RaptorTrainer.evaluate`].
+METRICS = [f"{token}_{name}" for token in ("cls", "register", "patch") for name in ("cosine", "lowest_cosine", "r2")]
+MAX_EPOCHS = 1_000_000
 TRAINING_MODES = ("two_stage", "teacher_forcing", "autoregressive", "output_only")
 
 
@@ -256,8 +260,8 @@ class DistillationArguments(TrainingArguments):
             raise ValueError(f"seed must be from 0 to 2**32 - 1, got {self.seed}.")
         if not 0 < self.learning_rate < math.inf:
             raise ValueError(f"learning_rate must be a positive number, got {self.learning_rate}.")
-        if self.max_steps < 1 and not 0 < self.num_train_epochs < math.inf:
-            raise ValueError(f"num_train_epochs must be a positive number, got {self.num_train_epochs}.")
+        if self.max_steps < 1 and not 0 < self.num_train_epochs <= MAX_EPOCHS:
+            raise ValueError(f"num_train_epochs must be above 0, at most {MAX_EPOCHS}, got {self.num_train_epochs}.")
         for name in ("save_steps", "logging_steps"):
             if getattr(self, name) <= 0:
                 raise ValueError(
@@ -270,10 +274,20 @@ class DistillationArguments(TrainingArguments):
             raise ValueError(f"dataloader_num_workers must be at least 0, got {self.dataloader_num_workers}.")
         if self.dataloader_persistent_workers and not self.dataloader_num_workers:
             raise ValueError("dataloader_persistent_workers needs dataloader_num_workers of at least 1.")
-        if self.load_best_model_at_end and self.metric_for_best_model in (None, "loss"):
+        by_metric = {
+            "load_best_model_at_end": self.load_best_model_at_end,
+            "save_strategy best": self.save_strategy == SaveStrategy.BEST,
+            "lr_scheduler_type reduce_lr_on_plateau": self.lr_scheduler_type == SchedulerType.REDUCE_ON_PLATEAU,
+        }
+        metric = (self.metric_for_best_model or "").removeprefix("eval_")
+        if any(by_metric.values()) and metric not in METRICS:
             raise ValueError(
-                "load_best_model_at_end needs --metric_for_best_model, such as patch_cosine, and --greater_is_better."
+                f"{next(name for name, asked in by_metric.items() if asked)} needs --metric_for_best_model, one of "
+                f"{', '.join(METRICS)}, and --greater_is_better true."
             )
+        for name in ("label_smoothing_factor", "neftune_noise_alpha", "use_liger_kernel"):
+            if getattr(self, name):
+                raise ValueError(f"{name} has no meaning in distillation: leave it out.")
         # Refuse what optimizer and schedule don't take before anything is loaded.
         optimizer = torch.optim.AdamW(
             [torch.zeros(1)],

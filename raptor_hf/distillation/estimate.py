@@ -1,5 +1,6 @@
 """What a distillation run will take, told before anything is started."""
 
+import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -12,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tqdm.auto import tqdm
 from transformers import AutoModel, PretrainedConfig
 
-from ..configuration_raptor import RaptorConfig
+from ..configuration_raptor import RaptorConfig, as_pair
 from ..modeling_raptor import RaptorModel
 from ..parser import check_at_least_one
 from ..teachers import trajectory
@@ -124,7 +125,8 @@ def estimate_run(
         flops += part.steps * count["flops"] * args.gradient_accumulation_steps * devices.num_devices
         memory = max(memory, count["memory_bytes"])
     images = max_steps * images_a_step * devices.num_devices
-    tokens = 1 + config.num_register_tokens + (image_size // config.patch_size) ** 2
+    patches = math.prod(image_size // side for side in as_pair(config.patch_size))
+    tokens = 1 + config.num_register_tokens + patches
     return {
         "steps": max_steps,
         "images": images,

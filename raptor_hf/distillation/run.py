@@ -3,8 +3,8 @@
 import dataclasses
 import logging
 import os
-import shutil
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 import datasets
@@ -14,12 +14,23 @@ import torch
 from accelerate.utils import broadcast_object_list
 from filelock import FileLock, Timeout
 from torch.utils.data import DataLoader
-from transformers import set_seed
+from transformers import PreTrainedModel, set_seed
 from transformers.utils import CONFIG_NAME, IMAGE_PROCESSOR_NAME, SAFE_WEIGHTS_NAME
 
+from ..configuration_raptor import as_pair
 from ..decisive import decisive_arguments
 from ..digits import digits_teacher
-from ..files import check_writable, file_sha256, read_json, write_json, written_aside
+from ..files import (
+    check_apart,
+    check_holds_no_model,
+    check_writable,
+    file_sha256,
+    read_json,
+    remove_folder,
+    weights_sha256,
+    write_json,
+    written_aside,
+)
 from ..hub import push_to_hub, save_with_card
 from ..images import (
     NAMED_IMAGES,
@@ -38,7 +49,7 @@ from ..images import (
 )
 from ..phases import check_partition, find_phases, layer_similarity
 from ..plots import plot_fidelity, plot_similarity, save_figure
-from ..teachers import load_teacher, load_teacher_config
+from ..teachers import load_teacher, load_teacher_config, trajectory
 from .arguments import DataArguments, DistillationArguments, ModelArguments
 from .checkpoints import checkpoints, last_whole_checkpoint
 from .faults import RunStopped, told_in_one_line
@@ -51,6 +62,13 @@ ARGUMENTS_NAME, PHASES_NAME, RESULTS_NAME = "arguments.json", "phases.json", "re
 LOCK_NAME = ".raptor_hf-lock"
 # A Raptor's own files, of those that a run leaves.
 SAVED_NAMES = (CONFIG_NAME, IMAGE_PROCESSOR_NAME, SAFE_WEIGHTS_NAME)
+WRITTEN_NAMES = (
+    *SAVED_NAMES,
+    *(ARGUMENTS_NAME, PHASES_NAME, RESULTS_NAME, FIDELITY_NAME, LOCK_NAME, "README.md", "phases.png", "phases.svg"),
+    *("fidelity.png", "fidelity.svg", "configuration_raptor.py", "modeling_raptor.py"),
+)
+# In a run's arguments.json, beside the arguments.
+WEIGHTS_KEY = "weights_sha256"
 HELD_OUT, MIN_PHASE_SIZE = 256, 2
 
 
@@ -70,28 +88,27 @@ def distill(model_args: ModelArguments, data_args: DataArguments, args: Distilla
         RunInterrupted: after SIGTERM, when a checkpoint was saved.
     """
     output_dir = Path(args.output_dir)
-    check_writable(output_dir, (ARGUMENTS_NAME, PHASES_NAME, RESULTS_NAME, FIDELITY_NAME, "README.md", *SAVED_NAMES))
+    check_writable(output_dir, WRITTEN_NAMES)
     settings = run_settings(model_args, data_args, args)
-    sources = {"teacher": model_args.teacher, "dataset": data_args.dataset}
-    for name, source in (sources | {"validation_dataset": data_args.validation_dataset}).items():
-        if source and Path(source).is_dir() and output_dir.resolve().is_relative_to(Path(source).resolve()):
-            raise ValueError(f"output_dir {output_dir} is in the {name}'s own folder: give another --output_dir.")
+    sources = {"teacher": model_args.teacher, "init": model_args.init_raptor, "dataset": data_args.dataset}
+    check_apart(output_dir, sources | {"validation_dataset": data_args.validation_dataset})
     with args.main_process_first(local=False):
         finished = None if args.overwrite_output_dir else _earlier_results(output_dir, settings)
     if finished is not None:
         _push(output_dir, args)
         return finished
     with told_in_one_line(), ExitStack() as held:
-        trainer, bad_validation_images = _prepare(model_args, data_args, args, settings, held)
-        return _train_and_save(trainer, settings, bad_validation_images)
+        trainer, known = _prepare(model_args, data_args, args, settings, held)
+        return _train_and_save(trainer, settings, known)
 
 
 def _prepare(
     model_args: ModelArguments, data_args: DataArguments, args: DistillationArguments, settings: dict, held: ExitStack
-) -> tuple[RaptorTrainer, list[str]]:
+) -> tuple[RaptorTrainer, dict]:
     """
-    Everything but the training; and the validation images that can't be read, by name and fault. From when something
-    is written, the output folder's lock is among what is `held`.
+    Everything but the training; and what is known by then for the results: `earlier_training`, and
+    `bad_validation_images`, by name and fault. From when something is written, the output folder's lock is among what
+    is `held`.
     """
     output_dir = Path(args.output_dir)
     if model_args.teacher == "digits":
@@ -100,10 +117,10 @@ def _prepare(
     processor = load_image_processor(model_args.teacher, data_args.image_size)
     image_size = crop_size(processor)
     for name, size in (("image_size", image_size), ("early_image_size", args.early_image_size or image_size)):
-        if size % teacher_config.patch_size:
-            raise ValueError(
-                f"{name} {size} is not a multiple of the teacher's patch size {teacher_config.patch_size}."
-            )
+        patch_size = as_pair(teacher_config.patch_size)
+        if any(size % side for side in patch_size):
+            shown = patch_size[0] if len(set(patch_size)) == 1 else patch_size
+            raise ValueError(f"{name} {size} is not a multiple of the teacher's patch size {shown}.")
     if (args.early_image_size or 0) > image_size:
         raise ValueError(f"early_image_size {args.early_image_size} is larger than image_size {image_size}.")
     phase_sizes = model_args.phase_sizes
@@ -112,6 +129,7 @@ def _prepare(
     # Refuses what doesn't fit before anything large is loaded; the sizes to be found are stood in for.
     stand_in = [1] * teacher_config.num_hidden_layers if model_args.phases_to_find else phase_sizes
     student_config(model_args, teacher_config, stand_in)
+    earlier_training = _earlier_training(model_args.init_raptor)
     train, validation, bad_validation_images = _load_images(data_args, args)
     centre = CenterCrop(processor)
     crop = centre
@@ -128,17 +146,27 @@ def _prepare(
 
     teacher = load_teacher(model_args.teacher, trust_remote_code=model_args.trust_remote_code)
     teacher.to(args.device)
+    pixel_values = PixelValues(validation, centre)[0]["pixel_values"]
+    if not trajectory(teacher, pixel_values[None].to(args.device)).isfinite().all():
+        raise ValueError(f"The states of teacher {model_args.teacher} are not finite: give a sound one.")
     if args.process_index == 0:
         output_dir.mkdir(parents=True, exist_ok=True)
         held.callback(_locked(output_dir).release)
         # Not before: a command that is refused costs nothing.
         if args.overwrite_output_dir:
             _remove_earlier_run(output_dir)
+        if not (output_dir / ARGUMENTS_NAME).is_file():
+            (output_dir / PHASES_NAME).unlink(missing_ok=True)
+            write_json(output_dir / ARGUMENTS_NAME, settings)
+        held.push(partial(_leave_nothing_of_a_refused_run, output_dir))
     if model_args.phases_to_find:
         phase_sizes = _find_phases(teacher, train, centre, model_args, args, output_dir)
 
     set_seed(args.seed)
     student = load_student(model_args, teacher, phase_sizes)
+    if args.process_index == 0:
+        started_from = {"teacher": teacher, "init": student} if model_args.init_raptor else {"teacher": teacher}
+        _check_same_weights(output_dir, settings, started_from)
     trainer = RaptorTrainer(
         student,
         teacher,
@@ -147,12 +175,10 @@ def _prepare(
         eval_dataset=PixelValues(validation, centre),
         processing_class=processor,
     )
-    if args.process_index == 0:
-        write_json(output_dir / ARGUMENTS_NAME, settings)
-    return trainer, bad_validation_images
+    return trainer, {"earlier_training": earlier_training, "bad_validation_images": bad_validation_images}
 
 
-def _train_and_save(trainer: RaptorTrainer, settings: dict, bad_validation_images: list[str]) -> dict:
+def _train_and_save(trainer: RaptorTrainer, settings: dict, known: dict) -> dict:
     args, output_dir = trainer.args, Path(trainer.args.output_dir)
     trainer.train_from(broadcast_object_list([last_whole_checkpoint(output_dir)])[0])
     last_stage = 1 if trainer.stage1_steps == trainer.state.max_steps else 2
@@ -165,7 +191,7 @@ def _train_and_save(trainer: RaptorTrainer, settings: dict, bad_validation_image
             "or train in float32, with --overwrite_output_dir true."
         )
 
-    processor, faults = trainer.processing_class, trainer.faults
+    processor, faults, bad_validation_images = trainer.processing_class, trainer.faults, known["bad_validation_images"]
     results = {
         "teacher": settings["teacher"],
         "dataset": settings["dataset"],
@@ -175,7 +201,7 @@ def _train_and_save(trainer: RaptorTrainer, settings: dict, bad_validation_image
         "wall_time_seconds": trainer.elapsed_seconds,
         "train_images": len(trainer.train_dataset) if hasattr(trainer.train_dataset, "__len__") else None,
         "images_seen": trainer.state.global_step * settings["batch_size"],
-        "earlier_training": _earlier_training(settings["init"]),
+        "earlier_training": known["earlier_training"],
         "bad_images": {
             "train": faults["bad_images"],
             "validation": len(bad_validation_images),
@@ -269,7 +295,11 @@ def _find_phases(teacher, train, centre, model_args: ModelArguments, args, outpu
     sizes = [None]
     if args.process_index == 0:
         if path.is_file():
-            sizes = [read_json(path)["phase_sizes"]]
+            found = read_json(path).get("phase_sizes")
+            depth = teacher.config.num_hidden_layers
+            if not isinstance(found, list) or not all(type(n) is int for n in found) or sum(found) != depth:
+                raise ValueError(f"{path} is damaged (it holds no phase sizes of {depth} layers): delete it.")
+            sizes = [found]
         else:
             if isinstance(train, datasets.IterableDataset):
                 images, bad = without_bad_images(take_images(train, model_args.phase_images))
@@ -313,21 +343,46 @@ def run_settings(model_args: ModelArguments, data_args: DataArguments, args: Dis
     return settings | {"batch_size": args.global_batch_size}
 
 
-def _earlier_training(init: str) -> dict | None:
-    """What the Raptor that a run went on with had cost before, where its folder says so."""
-    path = Path(init) / RESULTS_NAME
-    if not path.is_file():
+def _earlier_training(init: str | None) -> dict | None:
+    """What the Raptor that a run goes on from had cost before, where its folder says so."""
+    if init is None or not (Path(init) / RESULTS_NAME).is_file():
         return None
-    results = read_json(path)
-    before = results.get("earlier_training") or {}
-    return {name: before.get(name, 0) + (results.get(name) or 0) for name in ("images_seen", "wall_time_seconds")}
+    results = read_json(Path(init) / RESULTS_NAME)
+    before, spent = results.get("earlier_training") or {}, {}
+    for name in ("images_seen", "wall_time_seconds"):
+        counts = [part.get(name, 0) for part in (before, results)] if isinstance(before, dict) else [None]
+        if not all(isinstance(count, (int, float)) and count >= 0 for count in counts):
+            raise ValueError(f"{Path(init) / RESULTS_NAME} is damaged (its {name} is no number): mend or remove it.")
+        spent[name] = sum(counts)
+    return spent
+
+
+def _leave_nothing_of_a_refused_run(output_dir: Path, kind, error, traceback):
+    """At the end of a context: what failed before anything was saved doesn't stand in the corrected command's way."""
+    failed = kind is not None and issubclass(kind, Exception) and not issubclass(kind, RunStopped)
+    if failed and not checkpoints(output_dir) and not (output_dir / SAFE_WEIGHTS_NAME).exists():
+        _remove_earlier_run(output_dir)
+
+
+def _check_same_weights(output_dir: Path, settings: dict, models: dict[str, PreTrainedModel]):
+    """Notes the checksums of the weights that a run starts from; ValueError if they are others than at its start."""
+    path, found = output_dir / ARGUMENTS_NAME, {name: weights_sha256(model) for name, model in models.items()}
+    noted = read_json(path).get(WEIGHTS_KEY) or {}
+    for name in noted:
+        if found.get(name) != noted[name]:
+            raise ValueError(
+                f"{name} {settings[name]} has other weights than when the run in output_dir {output_dir} began: give "
+                "another --output_dir, or --overwrite_output_dir true."
+            )
+    if not noted:
+        write_json(path, settings | {WEIGHTS_KEY: found})
 
 
 def _remove_earlier_run(output_dir: Path):
-    for stale in (RESULTS_NAME, PHASES_NAME, FIDELITY_NAME):
+    for stale in (RESULTS_NAME, FIDELITY_NAME, PHASES_NAME, ARGUMENTS_NAME):
         (output_dir / stale).unlink(missing_ok=True)
     for folder in checkpoints(output_dir):
-        shutil.rmtree(folder)
+        remove_folder(folder)
 
 
 def _earlier_results(output_dir: Path, settings: dict) -> dict | None:
@@ -344,11 +399,7 @@ def _earlier_results(output_dir: Path, settings: dict) -> dict | None:
                 f"output_dir {output_dir} holds checkpoints, but no {ARGUMENTS_NAME} to say of which run: give "
                 "another --output_dir, or --overwrite_output_dir true."
             )
-        if (output_dir / SAFE_WEIGHTS_NAME).exists():
-            raise ValueError(
-                f"output_dir {output_dir} holds another model: give another --output_dir, or --overwrite_output_dir "
-                "true."
-            )
+        check_holds_no_model(output_dir)
         return None
     earlier = read_json(path)
     changed = [name for name in settings if earlier.get(name) != settings[name]]

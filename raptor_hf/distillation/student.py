@@ -31,6 +31,19 @@ def student_config(
             "name or folder."
         )
     check_fit(config, teacher_config)
+    expected = raptor_config_of_teacher(teacher_config, block_assignment=config.layer_blocks)
+    for name, of_name in (("image_size", as_pair), ("use_mask_token", bool)):
+        own, other = (of_name(getattr(one, name)) for one in (config, expected))
+        if own != other:
+            raise ValueError(
+                f"The Raptor {model_args.init_raptor} has a {name} of {own}, its teacher one of {other}: give a "
+                "Raptor of this teacher."
+            )
+    if config.phase_iterations is not None:
+        raise ValueError(
+            f"The Raptor {model_args.init_raptor} applies its blocks another number of times than it was trained for: "
+            "take phase_iterations out of its configuration."
+        )
     return config
 
 

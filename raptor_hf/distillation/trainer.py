@@ -102,16 +102,24 @@ class RaptorTrainer(Trainer):
         if checkpoint is not None:
             state = TrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
             if state.global_step >= state.max_steps:
-                self._load_from_checkpoint(checkpoint)
+                best = Path(self.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
+                if self.args.load_best_model_at_end and is_whole(best):
+                    checkpoint = best
+                self._load_from_checkpoint(str(checkpoint))
                 self.state, self._continued_log = state, state.log_history
                 return
         with self._faults.sigterm_handled():
             self.train(resume_from_checkpoint=checkpoint)
         if self.state.global_step < self.state.max_steps:
             if self._faults.interrupted:
+                step, steps = self.state.global_step, self.state.max_steps
+                saved = is_whole(Path(self.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{step}")
                 raise RunInterrupted(
-                    f"Stopped by SIGTERM, with a checkpoint at step {self.state.global_step} of "
-                    f"{self.state.max_steps}: the same command goes on from there."
+                    f"Stopped by SIGTERM, with a checkpoint at step {step} of {steps}: the same command goes on from "
+                    "there."
+                    if saved
+                    else f"Stopped by SIGTERM at step {step} of {steps}, whose numbers were not finite and are not "
+                    "saved: the same command goes on from the checkpoint before."
                 )
             raise ValueError(
                 f"Training ended at step {self.state.global_step} of {self.state.max_steps}: the data set gave no "
@@ -161,8 +169,8 @@ class RaptorTrainer(Trainer):
         except (OSError, RuntimeError, SafetensorError) as error:
             reason, free = str(error).strip().splitlines()[0], shutil.disk_usage(output_dir).free / 2**20
             raise RunStopped(
-                f"{folder.name} can't be saved, with {free:,.1f} MiB free on its disk ({reason}): make room, then "
-                "start the same command again; it goes on from the checkpoint before."
+                f"{folder.name} can't be saved, with {free:,.1f} MiB free on its disk ({reason}): make room, or mend "
+                "what else it is, then start the same command again; it goes on from the checkpoint before."
             ) from error
         finally:
             self._saving_to = None
@@ -281,7 +289,12 @@ class RaptorTrainer(Trainer):
     def recorded_fidelity(self) -> dict[str, dict]:
         """Fidelity by moment, as far as it was measured in this run or the one that it continues."""
         path = Path(self.args.output_dir) / FIDELITY_NAME
-        return read_json(path) if path.is_file() else {}
+        record = read_json(path) if path.is_file() else {}
+        length = self.teacher.config.num_hidden_layers + 1
+        curves = [curve for found in record.values() for curve in _curves_of(found)]
+        if not all(isinstance(c, list) and len(c) == length and all(type(x) is float for x in c) for c in curves):
+            raise ValueError(f"{path} is damaged (it holds other things than curves): delete it.")
+        return record
 
     def record_fidelity(self, moment: str) -> dict:
         """Measures fidelity, unless it was, and keeps it in the output folder under the moment's name."""
@@ -293,6 +306,15 @@ class RaptorTrainer(Trainer):
                 write_json(Path(self.args.output_dir) / FIDELITY_NAME, record)
             self.accelerator.wait_for_everyone()
         return record
+
+
+def _curves_of(fidelity) -> list:
+    """The curves of each token type, or what stands in their place."""
+    if not isinstance(fidelity, dict) or not fidelity:
+        return [fidelity]
+    metrics = fidelity.values()
+    named = all(isinstance(metric, dict) and {"cosine", "r2", "relative_error"} <= set(metric) for metric in metrics)
+    return [curve for metric in metrics for curve in metric.values()] if named else [None]
 
 
 class _StageCallback(TrainerCallback):

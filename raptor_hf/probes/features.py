@@ -96,7 +96,8 @@ def compute_features(
         cache_dir: default `raptor_hf/features` in the Hugging Face cache.
 
     Raises:
-        ValueError: if the image size doesn't fit the model's patches, or the features don't fit on the disk.
+        ValueError: if the image size doesn't fit the model's patches, the features don't fit on the disk, or are not
+            finite.
     """
     size, dtype = KINDS[kind]
     images = PixelValues(dataset, transform)
@@ -120,7 +121,12 @@ def compute_features(
             for _ in batches[index]:
                 pixel_values = next(loader)["pixel_values"].to(model.device)
                 features = forward_features(model, pixel_values, kind)
-                parts.append({name: tensor.to("cpu", dtype) for name, tensor in features.items()})
+                features = {name: tensor.to("cpu", dtype) for name, tensor in features.items()}
+                if not all(tensor.isfinite().all() for tensor in features.values()):
+                    raise ValueError(
+                        "The model's features are not finite: its weights, or its image processor, are not sound."
+                    )
+                parts.append(features)
                 if progress.n == 0:
                     _check_disk(folder, parts[0], total)
                 progress.update(len(pixel_values))

@@ -1,5 +1,6 @@
 """Weighted nearest neighbours, as DINO evaluates frozen features (arXiv 2104.14294)."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -39,7 +40,7 @@ def knn_predict(
         ValueError: if a k is not from 1 to the number of training images, or the temperature not positive.
     """
     check_neighbours(k, len(train_features))
-    if temperature <= 0:
+    if not 0 < temperature < math.inf:
         raise ValueError(f"temperature must be positive, got {temperature}.")
     train_features = normalize(train_features, dim=1)
     batch_size = max(1, BUDGET // max(len(train_features), max(k) * num_classes))
