@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from tiny import picture
 
-from raptor_hf.augmentation import OPERATIONS, trivial_augment
 from raptor_hf.images import RandomResizedCrop, load_image_processor
+from raptor_hf.images.augmentation import OPERATIONS, trivial_augment
 
 
 @pytest.mark.parametrize("name", OPERATIONS)

@@ -12,7 +12,8 @@ from small_runs import SMALL, make_material, refusal, run
 from test_faults_images import dataset_with_bad_rows, encoded
 from tiny import picture
 
-from raptor_hf.distillation.run import LOCK_NAME, distill
+from raptor_hf.distillation.run import distill
+from raptor_hf.distillation.run_folder import LOCK_NAME
 from raptor_hf.files import ASIDE
 
 

@@ -104,7 +104,7 @@ def test_sixteen_bit_and_float_images_are_scaled_not_clipped():
 def test_random_crop_is_the_picture_when_it_is_all_of_it(monkeypatch):
     image = picture(0, (28, 28))
     crop = RandomResizedCrop(PROCESSOR, 28, scale=(1, 1), flip=False)
-    monkeypatch.setattr("raptor_hf.images.CROP_RATIO", (1, 1))
+    monkeypatch.setattr("raptor_hf.images.crops.CROP_RATIO", (1, 1))
     pixels = crop(image, np.random.default_rng(0))
     plain = torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255
     mean = torch.tensor([0.4, 0.5, 0.6])[:, None, None]

@@ -12,22 +12,18 @@ import numpy as np
 import psutil
 import torch
 from accelerate.utils import broadcast_object_list
-from filelock import FileLock, Timeout
 from torch.utils.data import DataLoader
-from transformers import PreTrainedModel, set_seed
-from transformers.utils import CONFIG_NAME, IMAGE_PROCESSOR_NAME, SAFE_WEIGHTS_NAME
+from transformers import set_seed
+from transformers.utils import SAFE_WEIGHTS_NAME
 
 from ..configuration_raptor import as_pair
 from ..decisive import decisive_arguments
 from ..digits import digits_teacher
 from ..files import (
     check_apart,
-    check_holds_no_model,
     check_writable,
     file_sha256,
     read_json,
-    remove_folder,
-    weights_sha256,
     write_json,
     written_aside,
 )
@@ -51,24 +47,24 @@ from ..phases import check_partition, find_phases, layer_similarity
 from ..plots import plot_fidelity, plot_similarity, save_figure
 from ..teachers import load_teacher, load_teacher_config, trajectory
 from .arguments import DataArguments, DistillationArguments, ModelArguments
-from .checkpoints import checkpoints, last_whole_checkpoint
+from .checkpoints import last_whole_checkpoint
 from .faults import RunStopped, told_in_one_line
+from .run_folder import (
+    ARGUMENTS_NAME,
+    PHASES_NAME,
+    RESULTS_NAME,
+    WRITTEN_NAMES,
+    check_same_weights,
+    earlier_results,
+    leave_nothing_of_a_refused_run,
+    lock,
+    remove_earlier_run,
+)
 from .sharding import whole_model
-from .student import load_student, student_config
-from .trainer import FIDELITY_NAME, RaptorTrainer
+from .student import earlier_training, load_student, student_config
+from .trainer import RaptorTrainer
 
 logger = logging.getLogger(__name__)
-ARGUMENTS_NAME, PHASES_NAME, RESULTS_NAME = "arguments.json", "phases.json", "results.json"
-LOCK_NAME = ".raptor_hf-lock"
-# A Raptor's own files, of those that a run leaves.
-SAVED_NAMES = (CONFIG_NAME, IMAGE_PROCESSOR_NAME, SAFE_WEIGHTS_NAME)
-WRITTEN_NAMES = (
-    *SAVED_NAMES,
-    *(ARGUMENTS_NAME, PHASES_NAME, RESULTS_NAME, FIDELITY_NAME, LOCK_NAME, "README.md", "phases.png", "phases.svg"),
-    *("fidelity.png", "fidelity.svg", "configuration_raptor.py", "modeling_raptor.py"),
-)
-# In a run's arguments.json, beside the arguments.
-WEIGHTS_KEY = "weights_sha256"
 HELD_OUT, MIN_PHASE_SIZE = 256, 2
 
 
@@ -93,7 +89,7 @@ def distill(model_args: ModelArguments, data_args: DataArguments, args: Distilla
     sources = {"teacher": model_args.teacher, "init": model_args.init_raptor, "dataset": data_args.dataset}
     check_apart(output_dir, sources | {"validation_dataset": data_args.validation_dataset})
     with args.main_process_first(local=False):
-        finished = None if args.overwrite_output_dir else _earlier_results(output_dir, settings)
+        finished = None if args.overwrite_output_dir else earlier_results(output_dir, settings)
     if finished is not None:
         _push(output_dir, args)
         return finished
@@ -129,7 +125,7 @@ def _prepare(
     # Refuses what doesn't fit before anything large is loaded; the sizes to be found are stood in for.
     stand_in = [1] * teacher_config.num_hidden_layers if model_args.phases_to_find else phase_sizes
     student_config(model_args, teacher_config, stand_in)
-    earlier_training = _earlier_training(model_args.init_raptor)
+    cost_before = earlier_training(model_args.init_raptor)
     train, validation, bad_validation_images = _load_images(data_args, args)
     centre = CenterCrop(processor)
     crop = centre
@@ -151,14 +147,14 @@ def _prepare(
         raise ValueError(f"The states of teacher {model_args.teacher} are not finite: give a sound one.")
     if args.process_index == 0:
         output_dir.mkdir(parents=True, exist_ok=True)
-        held.callback(_locked(output_dir).release)
+        held.callback(lock(output_dir).release)
         # Not before: a command that is refused costs nothing.
         if args.overwrite_output_dir:
-            _remove_earlier_run(output_dir)
+            remove_earlier_run(output_dir)
         if not (output_dir / ARGUMENTS_NAME).is_file():
             (output_dir / PHASES_NAME).unlink(missing_ok=True)
             write_json(output_dir / ARGUMENTS_NAME, settings)
-        held.push(partial(_leave_nothing_of_a_refused_run, output_dir))
+        held.push(partial(leave_nothing_of_a_refused_run, output_dir))
     if model_args.phases_to_find:
         phase_sizes = _find_phases(teacher, train, centre, model_args, args, output_dir)
 
@@ -166,7 +162,7 @@ def _prepare(
     student = load_student(model_args, teacher, phase_sizes)
     if args.process_index == 0:
         started_from = {"teacher": teacher, "init": student} if model_args.init_raptor else {"teacher": teacher}
-        _check_same_weights(output_dir, settings, started_from)
+        check_same_weights(output_dir, settings, started_from)
     trainer = RaptorTrainer(
         student,
         teacher,
@@ -175,7 +171,7 @@ def _prepare(
         eval_dataset=PixelValues(validation, centre),
         processing_class=processor,
     )
-    return trainer, {"earlier_training": earlier_training, "bad_validation_images": bad_validation_images}
+    return trainer, {"earlier_training": cost_before, "bad_validation_images": bad_validation_images}
 
 
 def _train_and_save(trainer: RaptorTrainer, settings: dict, known: dict) -> dict:
@@ -221,18 +217,6 @@ def _train_and_save(trainer: RaptorTrainer, settings: dict, known: dict) -> dict
         _push(output_dir, args)
     trainer.accelerator.wait_for_everyone()
     return results
-
-
-def _locked(output_dir: Path) -> FileLock:
-    """The folder's lock, taken; it ends with its process. Raises ValueError if another run is at work there."""
-    lock = FileLock(output_dir / LOCK_NAME)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout as error:
-        raise ValueError(
-            f"output_dir {output_dir} is where another run is at work: wait for its end, or give another --output_dir."
-        ) from error
-    return lock
 
 
 def _push(output_dir: Path, args: DistillationArguments):
@@ -341,85 +325,3 @@ def run_settings(model_args: ModelArguments, data_args: DataArguments, args: Dis
         beside=dataclasses.asdict(model_args) | dataclasses.asdict(data_args),
     )
     return settings | {"batch_size": args.global_batch_size}
-
-
-def _earlier_training(init: str | None) -> dict | None:
-    """What the Raptor that a run goes on from had cost before, where its folder says so."""
-    if init is None or not (Path(init) / RESULTS_NAME).is_file():
-        return None
-    results = read_json(Path(init) / RESULTS_NAME)
-    before, spent = results.get("earlier_training") or {}, {}
-    for name in ("images_seen", "wall_time_seconds"):
-        counts = [part.get(name, 0) for part in (before, results)] if isinstance(before, dict) else [None]
-        if not all(isinstance(count, (int, float)) and count >= 0 for count in counts):
-            raise ValueError(f"{Path(init) / RESULTS_NAME} is damaged (its {name} is no number): mend or remove it.")
-        spent[name] = sum(counts)
-    return spent
-
-
-def _leave_nothing_of_a_refused_run(output_dir: Path, kind, error, traceback):
-    """At the end of a context: what failed before anything was saved doesn't stand in the corrected command's way."""
-    failed = kind is not None and issubclass(kind, Exception) and not issubclass(kind, RunStopped)
-    if failed and not checkpoints(output_dir) and not (output_dir / SAFE_WEIGHTS_NAME).exists():
-        _remove_earlier_run(output_dir)
-
-
-def _check_same_weights(output_dir: Path, settings: dict, models: dict[str, PreTrainedModel]):
-    """Notes the checksums of the weights that a run starts from; ValueError if they are others than at its start."""
-    path, found = output_dir / ARGUMENTS_NAME, {name: weights_sha256(model) for name, model in models.items()}
-    noted = read_json(path).get(WEIGHTS_KEY) or {}
-    for name in noted:
-        if found.get(name) != noted[name]:
-            raise ValueError(
-                f"{name} {settings[name]} has other weights than when the run in output_dir {output_dir} began: give "
-                "another --output_dir, or --overwrite_output_dir true."
-            )
-    if not noted:
-        write_json(path, settings | {WEIGHTS_KEY: found})
-
-
-def _remove_earlier_run(output_dir: Path):
-    for stale in (RESULTS_NAME, FIDELITY_NAME, PHASES_NAME, ARGUMENTS_NAME):
-        (output_dir / stale).unlink(missing_ok=True)
-    for folder in checkpoints(output_dir):
-        remove_folder(folder)
-
-
-def _earlier_results(output_dir: Path, settings: dict) -> dict | None:
-    """
-    The results of a finished run with the same settings.
-
-    Raises:
-        ValueError: if the folder holds a run with other settings.
-    """
-    path = output_dir / ARGUMENTS_NAME
-    if not path.is_file():
-        if checkpoints(output_dir):
-            raise ValueError(
-                f"output_dir {output_dir} holds checkpoints, but no {ARGUMENTS_NAME} to say of which run: give "
-                "another --output_dir, or --overwrite_output_dir true."
-            )
-        check_holds_no_model(output_dir)
-        return None
-    earlier = read_json(path)
-    changed = [name for name in settings if earlier.get(name) != settings[name]]
-    if changed:
-        name = changed[0]
-        raise ValueError(
-            f"output_dir {output_dir} holds a run with another {name} ({earlier.get(name)}, not {settings[name]}): "
-            "give another --output_dir, or --overwrite_output_dir true."
-        )
-    if not all((output_dir / name).is_file() for name in (RESULTS_NAME, *SAVED_NAMES)):
-        return None
-    finished = read_json(output_dir / RESULTS_NAME)
-    missing = sorted({"fidelity", "phase_sizes", "weights_sha256"} - set(finished))
-    if missing:
-        raise ValueError(
-            f"{output_dir / RESULTS_NAME} is damaged (it lacks {missing[0]}): delete it, then start the same command "
-            "again."
-        )
-    if file_sha256(output_dir / SAFE_WEIGHTS_NAME) != finished["weights_sha256"]:
-        logger.warning("%s are not the weights that were saved: they are made again.", SAFE_WEIGHTS_NAME)
-        return None
-    logger.warning("%s holds this run, finished: nothing to do.", output_dir)
-    return finished

@@ -1,11 +1,15 @@
 """The Raptor that a run starts from."""
 
+from pathlib import Path
+
 from transformers import PretrainedConfig, PreTrainedModel
 
 from ..configuration_raptor import RaptorConfig, as_pair
+from ..files import read_json
 from ..modeling_raptor import RaptorModel, raptor_config_of_teacher
 from ..vision_models import load_frozen, read_config
 from .arguments import ModelArguments
+from .run_folder import RESULTS_NAME
 
 
 def student_config(
@@ -67,6 +71,20 @@ def load_student(model_args: ModelArguments, teacher: PreTrainedModel, phase_siz
     # Of a Raptor that was saved in half precision they are rounded.
     student.take_ends(teacher)
     return student.requires_grad_(True).to(teacher.device)
+
+
+def earlier_training(init: str | None) -> dict | None:
+    """What the Raptor that a run goes on from had cost before, where its folder says so."""
+    if init is None or not (Path(init) / RESULTS_NAME).is_file():
+        return None
+    results = read_json(Path(init) / RESULTS_NAME)
+    before, spent = results.get("earlier_training") or {}, {}
+    for name in ("images_seen", "wall_time_seconds"):
+        counts = [part.get(name, 0) for part in (before, results)] if isinstance(before, dict) else [None]
+        if not all(isinstance(count, (int, float)) and count >= 0 for count in counts):
+            raise ValueError(f"{Path(init) / RESULTS_NAME} is damaged (its {name} is no number): mend or remove it.")
+        spent[name] = sum(counts)
+    return spent
 
 
 def check_fit(student: RaptorConfig, teacher: PretrainedConfig):

@@ -29,10 +29,9 @@ from .checkpoints import is_whole, remove_old_checkpoints, write_checksums
 from .faults import FaultCallback, RunInterrupted, RunStopped, ignore_sigterm
 from .module import DistillationModule
 from .muon import MuonAdamW, parameter_groups
+from .run_folder import FIDELITY_NAME
 from .sharding import whole_model
 from .student import check_fit
-
-FIDELITY_NAME = "fidelity.json"
 
 
 class RaptorTrainer(Trainer):
