@@ -94,13 +94,15 @@ def model_card(
         picture: file name, in the card's folder, of a figure of patch features by `eval/patch_components.py`.
 
     Raises:
-        ValueError: if the model is no Raptor.
+        ValueError: if the model is no Raptor, or a recipe no file name.
         huggingface_hub.errors.HFValidationError: if `repo_id` is no name for a repository.
     """
     results = {key: value for key, value in (results or {}).items() if value is not None}
     eval_results, comparisons = eval_results or [], comparisons or []
     if repo_id is not None:
         validate_repo_id(repo_id)
+    if any(not re.fullmatch(r"[\w.-]+", recipe) for recipe in recipes or []):
+        raise ValueError(f"recipes must be names of files in training/configs, got {recipes}.")
     teacher, dataset = _source(results.get("teacher")), _source(results.get("dataset"))
     arguments = results.get("arguments", {})
     measured_on = _source(arguments.get("validation_dataset")) or dataset
@@ -147,6 +149,8 @@ def model_card(
             comparisons=[_comparison_row(one) for one in comparisons],
             claims=_claims(dynamics or []),
             recipes=recipes or [],
+            teacher_flag=teacher["name"] if teacher and teacher["on_hub"] else "TEACHER",
+            sizes_measured=len(fidelity_at or {}) > 1,
             picture=picture,
             few_images=0 < (results.get("train_images") or 0) < FEW_IMAGES,
             image_size=results.get("image_size"),
@@ -312,9 +316,12 @@ def _result(one: Comparison) -> EvalResult:
 
 
 def _training(results: dict, dataset: dict | None) -> list[tuple[str, str]]:
+    arguments = results.get("arguments", {})
+    early, share = arguments.get("early_image_size"), arguments.get("early_image_ratio")
+    early = f", {early} in the first {share:.0%} of the steps" if early and share is not None else ""
     rows = {
         "Dataset": dataset and dataset["name"],
-        "Image size": "image_size" in results and f"{results['image_size']} pixels",
+        "Image size": "image_size" in results and f"{results['image_size']} pixels{early}",
         "Different images": results.get("train_images") and _figure(results["train_images"], "{:,}"),
         "Images seen": "images_seen" in results and _figure(results["images_seen"], "{:,}"),
         "Time": _time(results.get("wall_time_seconds")),

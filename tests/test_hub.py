@@ -182,13 +182,18 @@ def test_what_a_published_raptor_tells_besides(model):
         return {"claims": [{"name": f"claim {i}", "verdict": word} for i, word in enumerate(words)]}
 
     earlier = {"images_seen": 13000, "wall_time_seconds": 3000.0}
-    results = full_results(earlier_training=earlier, float16_bytes={"teacher": 8000, "raptor": 1000})
+    results = full_results(
+        teacher="facebook/dinov2_small",
+        arguments={"early_image_size": 112, "early_image_ratio": 0.96},
+        earlier_training=earlier,
+        float16_bytes={"teacher": 8000, "raptor": 1000},
+    )
     text = model_card(
         model,
         results,
         fidelity_at={112: {"cls": figures()}, 224: {"cls": figures(0.1)}},
         dynamics=[verdicts("holds", "<b>"), verdicts("does not hold", "holds")],
-        recipes=["first.yaml", "then.yaml"],
+        recipes=["the_first.yaml", "then.yaml"],
     ).text
     assert "| Bytes in float16 | 8,000 | 1,000 | 12.5 % |" in text
     assert "<summary>At 112 pixels, layer by layer</summary>" in text and "After stage 2, layer by layer" not in text
@@ -197,8 +202,13 @@ def test_what_a_published_raptor_tells_besides(model):
     assert "| claim 0 | holds | does not hold |" in text and "<b>" not in text
     assert "the training of the Raptor it went on from, 13,000 images seen in 3000 seconds" in text
     launch = "accelerate launch training/distill.py --config training/configs/"
-    first, then = (text.index(f"{launch}{name} --teacher") for name in ("first.yaml", "then.yaml"))
-    assert first < then
+    first, then = (
+        text.index(f"{launch}{name} --teacher facebook/dinov2_small") for name in ("the_first.yaml", "then.yaml")
+    )
+    assert first < then and "how well is in the tables above" in text
+    assert "- Image size: 224 pixels, 112 in the first 96% of the steps" in text.replace("&#37;", "%")
+    with pytest.raises(ValueError, match="recipes must be names of files"):
+        model_card(model, recipes=["a\n```"])
 
 
 def test_comparisons_with_the_teacher_and_a_warning_of_few_images(model):

@@ -1,5 +1,6 @@
 """The Raptors that come with the repository: complete, small, and what their cards say."""
 
+import html
 import re
 from pathlib import Path
 
@@ -53,8 +54,9 @@ def test_it_works_with_its_own_code_and_processor(folder):
 
 def test_its_card_is_whole(folder):
     card = ModelCard.load(folder / "README.md")
+    text = html.unescape(card.text)
     assert card.data.base_model == "facebook/dinov2-small" and card.data.license == "apache-2.0"
-    assert (folder / "patch_components.png").is_file() and "](patch_components.png)" in card.text
+    assert (folder / "patch_components.png").is_file() and "](patch_components.png)" in text
     for heading in ("Use", "Phases", "What it keeps of its teacher", "How it was trained", "Good for", "Limits"):
         assert f"\n## {heading}\n" in card.text
     recipes = re.findall(r"--config (training/configs/\S+)", card.text)
