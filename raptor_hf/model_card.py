@@ -26,6 +26,8 @@ STAGES = {"before": "Before training", "after_stage1": "After stage 1", "after_s
 TOKENS = ("cls", "register", "patch")
 # Below so many different training images a card warns of it.
 FEW_IMAGES = 100_000
+# Below this share of its teacher's figure a card names a task among the Raptor's limits.
+WEAKER = 0.95
 # Of TrainingArguments a card shows those that shape the optimisation, of other arguments all but places and secrets.
 OPTIMIZATION_ARGUMENTS = {
     *("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "optim", "max_grad_norm"),
@@ -147,6 +149,7 @@ def model_card(
             layers=_layers(fidelity, fidelity_at or {}),
             evaluations=eval_results,
             comparisons=[_comparison_row(one) for one in comparisons],
+            weaker=_weaker(comparisons),
             claims=_claims(dynamics or []),
             recipes=recipes or [],
             teacher_flag=teacher["name"] if teacher and teacher["on_hub"] else "TEACHER",
@@ -302,6 +305,12 @@ def _comparison_row(one: Comparison) -> list[str]:
         *map(_figure, (one.teacher, one.raptor)),
         _figure(100 * share, "{:.1f} %"),
     ]
+
+
+def _weaker(comparisons: list[Comparison]) -> list[str]:
+    """The tasks in which a Raptor is clearly behind its teacher."""
+    shares = [(one, one.raptor / one.teacher) for one in comparisons if one.teacher]
+    return [f"{one.task}, {one.dataset}: {share:.1%}" for one, share in shares if share < WEAKER]
 
 
 def _result(one: Comparison) -> EvalResult:

@@ -162,14 +162,15 @@ def test_sigterm_saves_a_checkpoint_and_says_so(whole, tmp_path, monkeypatch):
 
 
 def test_sigterm_where_the_numbers_are_not_finite_promises_no_checkpoint(tmp_path, monkeypatch):
-    def spoil(trainer):
+    def spoil():
         with torch.no_grad():
             trainer.student.blocks[0].mlp.fc1.weight.fill_(math.inf)
         psutil.Process().send_signal(signal.SIGTERM)
 
+    trainer = make_trainer(tmp_path)
     monkeypatch.setattr(RaptorTrainer, "compute_loss", at_step(2, spoil))
     with pytest.raises(RunInterrupted, match=r"not finite and are not saved: .* from the checkpoint before"):
-        run(make_trainer(tmp_path))
+        run(trainer)
     assert steps(tmp_path) == [2]
 
 

@@ -1,5 +1,6 @@
 """The model card, saving with it, and a round trip through huggingface_hub's own client."""
 
+import html
 import json
 import os
 import re
@@ -216,6 +217,7 @@ def test_comparisons_with_the_teacher_and_a_warning_of_few_images(model):
     card = model_card(model, full_results(train_images=5000), comparisons=comparisons, picture="components.png")
     assert "| linear probe | Stamps | accuracy | 0.800 | 0.600 | 75.0 % |" in card.text
     assert "| kNN | x | y | 0.000 | 0.100 | – |" in card.text
+    assert "  - linear probe, Stamps: 75.0%" in html.unescape(card.text) and "  - kNN" not in card.text
     assert "](components.png)" in card.text and "- Different images: 5,000" in card.text
     assert "few pictures" in card.text and "--init path/to/this-raptor --teacher" in card.text
     values = {result.metric_name: result.metric_value for result in card.data.eval_results}
