@@ -121,13 +121,16 @@ def main(argv: list[str] | None = None):
         fidelity[size] = measure(
             "fidelity", measured / f"fidelity_{size}", **both, image_size=size, dataloader_num_workers=workers
         )["results"]["fidelity"]["closed_loop"]
-    for token, curves in fidelity[IMAGE_SIZES[-1]].items():
+    # What the run measured itself, at its own size, is measured again on the rounded weights.
+    own_size = results["image_size"] if results["image_size"] in IMAGE_SIZES else IMAGE_SIZES[0]
+    other_size = next(size for size in IMAGE_SIZES if size != own_size)
+    for token, curves in fidelity[other_size].items():
         for name, value in (("last", curves["cosine"][-1]), ("lowest", min(curves["cosine"][1:]))):
             further.append(
                 EvalResult(
                     task_type="image-feature-extraction",
                     dataset_type="photos",
-                    dataset_name=f"photos, {IMAGE_SIZES[-1]} pixels",
+                    dataset_name=f"photos, {other_size} pixels",
                     metric_type="cosine_similarity",
                     metric_name=f"{token}: cosine to the teacher, {name} layer",
                     metric_value=round(value, 4),
@@ -151,7 +154,7 @@ def main(argv: list[str] | None = None):
             "teacher": 2 * parameters["teacher"],
             "raptor": (repository / SAFE_WEIGHTS_NAME).stat().st_size,
         },
-        "fidelity": {"before": results["fidelity"]["before"], after: fidelity[IMAGE_SIZES[0]]},
+        "fidelity": {"before": results["fidelity"]["before"], after: fidelity[own_size]},
     }
     card = {
         "comparisons": comparisons,

@@ -156,7 +156,7 @@ def model_card(
             sizes_measured=len(fidelity_at or {}) > 1,
             picture=picture,
             few_images=0 < (results.get("train_images") or 0) < FEW_IMAGES,
-            image_size=results.get("image_size"),
+            image_size=_trained_at(results),
             training=_training(results, dataset),
             arguments=_arguments(arguments),
         )
@@ -310,7 +310,7 @@ def _comparison_row(one: Comparison) -> list[str]:
 def _weaker(comparisons: list[Comparison]) -> list[str]:
     """The tasks in which a Raptor is clearly behind its teacher."""
     shares = [(one, one.raptor / one.teacher) for one in comparisons if one.teacher]
-    return [f"{one.task}, {one.dataset}: {share:.1%}" for one, share in shares if share < WEAKER]
+    return [f"{one.task}, {one.dataset}: {100 * share:.1f} %" for one, share in shares if share < WEAKER]
 
 
 def _result(one: Comparison) -> EvalResult:
@@ -325,12 +325,9 @@ def _result(one: Comparison) -> EvalResult:
 
 
 def _training(results: dict, dataset: dict | None) -> list[tuple[str, str]]:
-    arguments = results.get("arguments", {})
-    early, share = arguments.get("early_image_size"), arguments.get("early_image_ratio")
-    early = f", {early} in the first {share:.0%} of the steps" if early and share is not None else ""
     rows = {
         "Dataset": dataset and dataset["name"],
-        "Image size": "image_size" in results and f"{results['image_size']} pixels{early}",
+        "Image size": _trained_at(results),
         "Different images": results.get("train_images") and _figure(results["train_images"], "{:,}"),
         "Images seen": "images_seen" in results and _figure(results["images_seen"], "{:,}"),
         "Time": _time(results.get("wall_time_seconds")),
@@ -340,6 +337,15 @@ def _training(results: dict, dataset: dict | None) -> list[tuple[str, str]]:
         images, time = _figure(earlier.get("images_seen"), "{:,}"), _time(earlier.get("wall_time_seconds"))
         rows["Before that"] = f"the training of the Raptor it went on from, {images} images seen in {time}"
     return [(name, value) for name, value in rows.items() if value]
+
+
+def _trained_at(results: dict) -> str | None:
+    if results.get("image_size") is None:
+        return None
+    arguments = results.get("arguments", {})
+    early, share = arguments.get("early_image_size"), arguments.get("early_image_ratio")
+    first = f", {early} in the first {100 * share:.0f} % of the steps" if early and share is not None else ""
+    return f"{results['image_size']} pixels{first}"
 
 
 def _time(seconds: float | None) -> str | None:

@@ -35,7 +35,6 @@ REFUSED_AT_ONCE = [
     ),
     ("distill", {"phase_images": 0}, "phase_images must be at least 1"),
     ("distill", {"phase_objective": "median"}, "invalid choice: 'median'"),
-    ("distill", {"init": "zeros"}, "Raptor zeros can't be loaded"),
     ("distill", {"image_size": -14}, "image_size must be at least 1, got -14"),
     ("distill", {"early_image_size": 0}, "early_image_size must be at least 1"),
     ("distill", {"max_train_samples": 0}, "max_train_samples must be at least 1"),
@@ -47,7 +46,7 @@ REFUSED_AT_ONCE = [
     ("distill", {"learning_rate": -1}, "learning_rate must be a positive number, got -1.0"),
     ("distill", {"learning_rate": "nan"}, "learning_rate must be a finite number, got nan"),
     ("distill", {"seed": -1}, "seed must be from 0"),
-    ("distill", {"num_train_epochs": 0}, "num_train_epochs must be a positive number"),
+    ("distill", {"num_train_epochs": 0}, "num_train_epochs must be above 0"),
     ("distill", {"per_device_train_batch_size": 0}, "per_device_train_batch_size must be at least 1"),
     ("distill", {"gradient_accumulation_steps": 0}, "gradient_accumulation_steps must be at least 1"),
     ("distill", {"stage1_ratio": "nan"}, "stage1_ratio must be a finite number, got nan"),
@@ -93,6 +92,7 @@ REFUSED_AT_ONCE = [
 ]
 # Refused for what the teacher's configuration or the data set's columns say.
 REFUSED_EARLY = [
+    ("distill", {"init": "zeros"}, "Raptor zeros can't be loaded"),
     ("distill", NOWHERE, "Teacher /nowhere/teacher can't be loaded"),
     ("distill", {"teacher": "MATERIAL/vit"}, "is a vit model, but a teacher must be one of dinov2"),
     ("distill", {"output_dir": "MATERIAL/teacher"}, "is in the teacher's own folder: give another --output_dir"),

@@ -207,7 +207,7 @@ def test_what_a_published_raptor_tells_besides(model):
         text.index(f"{launch}{name} --teacher facebook/dinov2_small") for name in ("the_first.yaml", "then.yaml")
     )
     assert first < then and "how well is in the tables above" in text
-    assert "- Image size: 224 pixels, 112 in the first 96% of the steps" in text.replace("&#37;", "%")
+    assert "- Image size: 224 pixels, 112 in the first 96 % of the steps" in html.unescape(text)
     with pytest.raises(ValueError, match="recipes must be names of files"):
         model_card(model, recipes=["a\n```"])
 
@@ -217,7 +217,7 @@ def test_comparisons_with_the_teacher_and_a_warning_of_few_images(model):
     card = model_card(model, full_results(train_images=5000), comparisons=comparisons, picture="components.png")
     assert "| linear probe | Stamps | accuracy | 0.800 | 0.600 | 75.0 % |" in card.text
     assert "| kNN | x | y | 0.000 | 0.100 | – |" in card.text
-    assert "  - linear probe, Stamps: 75.0%" in html.unescape(card.text) and "  - kNN" not in card.text
+    assert "  - linear probe, Stamps: 75.0 %" in html.unescape(card.text) and "  - kNN" not in card.text
     assert "](components.png)" in card.text and "- Different images: 5,000" in card.text
     assert "few pictures" in card.text and "--init path/to/this-raptor --teacher" in card.text
     values = {result.metric_name: result.metric_value for result in card.data.eval_results}
