@@ -110,12 +110,12 @@ def test_ablations_in_equal_time(material, tmp_path, monkeypatch):
     flags += ["--eval_strategy", "steps", "--eval_steps", "1"]
     run("ablations", flags)
     members = results_of(tmp_path, "ablations")["members"]
-    steps = {name: [entry["step"] for entry in found["during_training"]] for name, found in members.items()}
+    steps = {name: [entry["step"] for entry in found["curve"]] for name, found in members.items()}
     assert steps == {name: [1, 2] for name in members} | {"adamw": [1, 2, 3], "authors": [1, 2, 3]}
     for found in members.values():
-        seconds = [entry["seconds"] for entry in found["during_training"]]
+        seconds = [entry["seconds"] for entry in found["curve"]]
         assert 0 < seconds[0] < seconds[1]
-        assert found["during_training"][-1]["final_cosine"] == pytest.approx(found["final_cosine"], abs=1e-5)
+        assert found["curve"][-1]["final_cosine"] == pytest.approx(found["final_cosine"], abs=1e-5)
     assert members["double_learning_rate"]["changes"]["learning_rate"] == 2e-3
     # Timed once: the same command goes on with the same steps.
     assert len(timed) == len(members)

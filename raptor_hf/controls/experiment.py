@@ -204,7 +204,7 @@ class Judge:
         """
         Of a member of a series: `accuracy` (or None), `final_cosine`, `r2` (the mean over layers and the token types
         cls and patch), `parameters`, `phase_sizes`, how many `bad_test_images` were left out, and, with
-        `--eval_strategy steps`, the `final_cosine` by `step` and `seconds` of training (`during_training`).
+        `--eval_strategy steps`, the `final_cosine` by `step` and `seconds` of training (`curve`).
         """
         curves = list(member["fidelity"].values())[-1]
         return {
@@ -214,7 +214,7 @@ class Judge:
             "parameters": member["parameters"]["raptor"],
             "phase_sizes": member["phase_sizes"],
             "bad_test_images": self.bad_images,
-            "during_training": [
+            "curve": [
                 {
                     "step": entry["step"],
                     "seconds": entry["eval_train_seconds"],

@@ -76,7 +76,7 @@ def plot_ablations(results: dict) -> Figure:
     members = results["members"]
     metrics = _metrics(members.values())
     names = list(members)
-    curves = {name: found["during_training"] for name, found in members.items() if len(found["during_training"]) > 1}
+    curves = {name: found["curve"] for name, found in members.items() if len(found["curve"]) > 1}
     with mpl.rc_context(STYLE):
         size = 2.4 + 2.6 * len(metrics) + 3.6 * bool(curves), max(2.6 * bool(curves), 0.8 + 0.24 * len(names))
         figure = Figure(figsize=size, layout="constrained")

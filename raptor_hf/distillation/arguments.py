@@ -241,6 +241,9 @@ class DistillationArguments(TrainingArguments):
             value = getattr(self, one.name)
             if isinstance(value, float) and not math.isfinite(value):
                 raise ValueError(f"{one.name} must be a finite number, got {value}.")
+        if self.deepspeed:
+            # Before Transformers keeps its configuration for every model of the process.
+            raise ValueError("deepspeed is not supported: to divide a model, see training/accelerate/fsdp2.yaml.")
         super().__post_init__()
         for name in ("stage1_ratio", "teacher_forcing_ratio", "early_image_ratio", "max_bad_image_share"):
             if not 0 <= getattr(self, name) <= 1:
