@@ -21,7 +21,8 @@ def test_a_divided_raptor_steps_as_a_whole_one():
         timeout=240,
     )
     assert done.returncode == 0, done.stderr
-    assert {f"process {rank} of 2: equal" for rank in range(2)} <= set(done.stdout.splitlines())
+    # Both write to the same stream, so that their lines can run into one.
+    assert all(f"process {rank} of 2: equal" in done.stdout for rank in range(2))
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "training" / "accelerate").glob("*.yaml")), ids=lambda path: path.stem)
