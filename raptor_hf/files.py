@@ -81,12 +81,12 @@ def check_holds_no_model(folder: str | Path):
         )
 
 
-def remove_folder(folder: Path):
-    """Removes a folder; of a link to one, the link."""
-    if folder.is_symlink():
-        folder.unlink()
+def remove_path(path: Path):
+    """Removes a folder or file, if it is there; of a link, the link."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
     else:
-        shutil.rmtree(folder)
+        path.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -97,9 +97,7 @@ def written_aside(folder: str | Path) -> Iterator[Path]:
     """
     folder = Path(folder)
     aside = folder / ASIDE
-    if aside.is_dir():
-        remove_folder(aside)
-    aside.unlink(missing_ok=True)
+    remove_path(aside)
     aside.mkdir(parents=True)
     try:
         yield aside

@@ -210,6 +210,19 @@ def test_of_a_stream_files_on_the_hub_are_read(monkeypatch):
     assert first in {mean_of(picture(seed), None).item() for seed in range(3)}
 
 
+def test_of_a_stream_files_on_the_hub_that_cannot_be_read_are_bad(monkeypatch):
+    def refuse(path, mode):
+        raise RuntimeError("no connection")
+
+    monkeypatch.setattr("fsspec.open", refuse)
+    rows = [{"image": {"bytes": None, "path": "hf://datasets/a/b@main/0.png"}}, {"image": picture(1)}]
+    stream = datasets.IterableDataset.from_generator(
+        lambda: iter(rows), features=datasets.Features({"image": datasets.Image()})
+    )
+    _, bad = without_bad_images(take_images(stream, 2))
+    assert bad == ["0.png: an address in place of an image"]
+
+
 @pytest.mark.parametrize("dtype", ["uint8", "float32", "float64"])
 def test_arrays_are_streamed_too(tmp_path, dtype):
     arrays = [np.full((3, 8, 8), value, dtype) / (1 if dtype == "uint8" else 255) for value in (0, 51, 255)]

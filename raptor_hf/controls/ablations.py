@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 from ..files import read_json, write_json
 from ..summary import table
-from ..teachers import load_teacher_config
 from .experiment import ControlArguments, Experiment
 from .plots import plot_ablations as plot  # noqa: F401
 from .starts import best_layers, mean_of_layers
@@ -117,7 +116,7 @@ def resolve(changes: dict | Callable[[Experiment], dict], experiment: Experiment
     size = changes.get("intermediate_size")
     if size is None:
         return dict(changes)
-    width = load_teacher_config(experiment.teacher).hidden_size
+    width = experiment.teacher_config.hidden_size
     return changes | {"intermediate_size": (round(width * size[0] / size[1]) + 7) // 8 * 8}
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
+from transformers import PretrainedConfig, PreTrainedModel
 
 from ..configuration_raptor import RaptorConfig
 from ..digits import digits_teacher
@@ -81,8 +82,22 @@ class Experiment:
         return teacher_from_recipe(own.teacher_recipe, **settings | changes)
 
     @cached_property
+    def teacher_config(self) -> PretrainedConfig:
+        return load_teacher_config(self.teacher, self.model.trust_remote_code)
+
+    @property
     def num_layers(self) -> int:
-        return load_teacher_config(self.teacher, self.model.trust_remote_code).num_hidden_layers
+        return self.teacher_config.num_hidden_layers
+
+    def load_teacher(self) -> PreTrainedModel:
+        return load_teacher(self.teacher, trust_remote_code=self.model.trust_remote_code).to(self.run.device)
+
+    def phase_batches(self) -> DataLoader:
+        """`phase_images` training images, as the teacher's image processor makes them."""
+        images = load_image_dataset(self.data.dataset, self.data.train_split, image_column=self.data.image_column)
+        images, _ = draw_images(images, self.model.phase_images, self.run.seed)
+        rows = PixelValues(images, CenterCrop(load_image_processor(self.teacher, self.data.image_size)))
+        return DataLoader(rows, self.run.per_device_eval_batch_size)
 
     def changed(self, **changes) -> "Experiment":
         """The same with other values of some fields, of whichever dataclass. Raises ValueError if they are unfit."""
@@ -132,7 +147,8 @@ class Experiment:
         with self.run.main_process_first(local=False):
             kept = read_json(path) if path.is_file() else {}
             if any(kept.get(name) != value for name, value in asked.items()):
-                similarity = measure_similarity(self)
+                progress = not self.run.disable_tqdm
+                similarity = layer_similarity(self.load_teacher(), self.phase_batches(), progress=progress)
                 if self.run.process_index == 0:
                     kept = asked | {"similarity": similarity.tolist()}
                     write_json(path, kept)
@@ -147,30 +163,20 @@ class Experiment:
     @cached_property
     def student_config(self) -> RaptorConfig:
         """The configuration of the base run's Raptor, its phases found where they aren't given."""
-        teacher_config = load_teacher_config(self.teacher, self.model.trust_remote_code)
         to_find = self.model.phases_to_find
-        return student_config(self.model, teacher_config, self.phases(to_find) if to_find else self.model.phase_sizes)
+        sizes = self.phases(to_find) if to_find else self.model.phase_sizes
+        return student_config(self.model, self.teacher_config, sizes)
 
     def steps_in(self, seconds: float) -> int:
         """How many steps the run would do in so many seconds, by the time that a few take on this machine."""
-        teacher_config = load_teacher_config(self.teacher, self.model.trust_remote_code)
         image_size = crop_size(load_image_processor(self.teacher, self.data.image_size))
         devices = EstimateArguments()
-        found = estimate_run(teacher_config, self.student_config, self.run, devices, STEPS_TO_TIME, image_size)
+        found = estimate_run(self.teacher_config, self.student_config, self.run, devices, STEPS_TO_TIME, image_size)
         return max(1, round(seconds * STEPS_TO_TIME / (3600 * found["hours"])))
 
     @cached_property
     def judge(self) -> "Judge":
         return Judge(self)
-
-
-def measure_similarity(experiment: Experiment) -> torch.Tensor:
-    model, data, run = experiment.model, experiment.data, experiment.run
-    teacher = load_teacher(experiment.teacher, trust_remote_code=model.trust_remote_code).to(run.device)
-    images = load_image_dataset(data.dataset, data.train_split, image_column=data.image_column)
-    images, _ = draw_images(images, model.phase_images, run.seed)
-    rows = PixelValues(images, CenterCrop(load_image_processor(experiment.teacher, data.image_size)))
-    return layer_similarity(teacher, DataLoader(rows, run.per_device_eval_batch_size), progress=not run.disable_tqdm)
 
 
 class Judge:

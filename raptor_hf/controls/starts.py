@@ -2,13 +2,11 @@
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 
 from ..distillation.arguments import PHASE_FLAGS
-from ..images import CenterCrop, PixelValues, draw_images, load_image_dataset, load_image_processor
 from ..modeling_raptor import RaptorModel
-from ..teachers import load_teacher, trajectory
+from ..teachers import trajectory
 from .experiment import Experiment
 
 # Blocks that are the teacher's own in kind.
@@ -20,7 +18,7 @@ def mean_of_layers(experiment: Experiment) -> dict:
     folder = experiment.output_dir / "mean_of_layers"
     with experiment.run.main_process_first(local=False):
         if not (folder / "model.safetensors").is_file():
-            teacher = load_teacher(experiment.teacher, trust_remote_code=experiment.model.trust_remote_code)
+            teacher = experiment.load_teacher()
             assigned = {"block_assignment": experiment.student_config.layer_blocks}
             raptor, layers = RaptorModel.from_teacher(teacher, **assigned), as_blocks(teacher)
             for block, members in zip(raptor.blocks, members_of(experiment)):
@@ -39,15 +37,10 @@ def best_layers(experiment: Experiment) -> dict:
     Each block starts from the layer that, put in the place of every layer of its phase, has the least relative error
     one step from the teacher's states.
     """
-    model, data, run = experiment.model, experiment.data, experiment.run
-    teacher = load_teacher(experiment.teacher, trust_remote_code=model.trust_remote_code).to(run.device)
-    images = load_image_dataset(data.dataset, data.train_split, image_column=data.image_column)
-    images, _ = draw_images(images, model.phase_images, run.seed)
-    rows = PixelValues(images, CenterCrop(load_image_processor(experiment.teacher, data.image_size)))
+    teacher, run = experiment.load_teacher(), experiment.run
     layers, members = as_blocks(teacher), members_of(experiment)
     errors = np.zeros((len(layers), len(layers)))
-    loader = DataLoader(rows, run.per_device_eval_batch_size)
-    for batch in tqdm(loader, desc="One-step errors", disable=run.disable_tqdm):
+    for batch in tqdm(experiment.phase_batches(), desc="One-step errors", disable=run.disable_tqdm):
         states = trajectory(teacher, batch["pixel_values"].to(run.device))
         for phase in members:
             for source in phase:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from ..files import file_sha256, read_json, remove_folder, write_json, written_aside
+from ..files import file_sha256, read_json, remove_path, write_json, written_aside
 
 logger = logging.getLogger(__name__)
 CHECKSUMS_NAME = "checksums.json"
@@ -51,4 +51,4 @@ def remove_old_checkpoints(output_dir: Path, keep: int | None, best: str | None 
     with written_aside(output_dir) as aside:
         for folder in whole[keep:]:
             if best is None or folder.name != Path(best).name:
-                remove_folder(folder.rename(aside / folder.name))
+                remove_path(folder.rename(aside / folder.name))

@@ -7,7 +7,7 @@ from filelock import FileLock, Timeout
 from transformers import PreTrainedModel
 from transformers.utils import CONFIG_NAME, IMAGE_PROCESSOR_NAME, SAFE_WEIGHTS_NAME
 
-from ..files import check_holds_no_model, file_sha256, read_json, remove_folder, weights_sha256, write_json
+from ..files import check_holds_no_model, file_sha256, read_json, remove_path, weights_sha256, write_json
 from .checkpoints import checkpoints
 from .faults import RunStopped
 
@@ -82,7 +82,7 @@ def remove_earlier_run(output_dir: Path):
     for stale in (RESULTS_NAME, FIDELITY_NAME, PHASES_NAME, ARGUMENTS_NAME):
         (output_dir / stale).unlink(missing_ok=True)
     for folder in checkpoints(output_dir):
-        remove_folder(folder)
+        remove_path(folder)
 
 
 def leave_nothing_of_a_refused_run(output_dir: Path, kind, error, traceback):

@@ -65,14 +65,16 @@ def _as_bad_image():
 def _open_image(value: dict) -> Image.Image:
     content, path = value["bytes"], value["path"]
     if content is None and path is not None:
+        file = Path(path)
         # A row of a parquet file could name any address, device or pipe.
-        if ":" in path and not Path(path).is_file():
+        if ":" in path and not file.is_file():
             raise BadImageError("an address in place of an image")
-        if Path(path).exists() and not Path(path).is_file():
+        if file.exists() and not file.is_file():
             raise BadImageError("no file in place of an image")
-        if Path(path).stat().st_size > MAX_FILE_BYTES:
-            raise BadImageError(f"a file of {Path(path).stat().st_size:,} bytes")
-        content = Path(path).read_bytes()
+        size = file.stat().st_size
+        if size > MAX_FILE_BYTES:
+            raise BadImageError(f"a file of {size:,} bytes")
+        content = file.read_bytes()
     if content is not None:
         Image.init()
         # Refuses a file by its first bytes, before anything else of it is read.

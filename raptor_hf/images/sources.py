@@ -62,7 +62,8 @@ def load_image_dataset(
     if isinstance(dataset, datasets.Dataset) and len(dataset) == 0:
         raise ValueError(f"Data set {name_or_path}, split {split}, is empty.")
     dataset = _with_image_column(dataset, image_column)
-    if isinstance(dataset, datasets.Dataset):
+    # The fingerprint of a folder of images tells of its files already.
+    if isinstance(dataset, datasets.Dataset) and dataset.info.builder_name != "imagefolder":
         _tell_files_apart(dataset)
     return dataset
 
@@ -106,7 +107,8 @@ def with_streamed_bytes(value: dict | None) -> dict | None:
     """A row of a stream with the content of its file, where that lies on the Hub. A bad image stays as it is."""
     if value is None or value["bytes"] is not None or not STREAMED_FROM_HUB.match(value["path"] or ""):
         return value
-    with suppress(OSError), fsspec.open(value["path"], "rb") as file:
+    # A file system raises whatever its library does.
+    with suppress(Exception), fsspec.open(value["path"], "rb") as file:
         return {"bytes": file.read(MAX_FILE_BYTES), "path": value["path"]}
     return value
 
