@@ -68,7 +68,11 @@ class Arguments:
     output_dir: str = field(metadata={"help": "The repository's folder."})
     teacher_name: str = field(default="facebook/dinov2-small", metadata={"help": "The teacher's name on the Hub."})
     recipes: list[str] = field(
-        default_factory=list, metadata={"help": "Files of training/configs that it was trained by, in order."}
+        default_factory=list,
+        metadata={
+            "help": "Files of training/configs that it was trained by, in order, each in quotes with the flags given "
+            "beside it: 'cpu_dinov2_small.yaml --phase_sizes 7 5'."
+        },
     )
     dataloader_num_workers: int = field(default=1, metadata={"help": "Processes that decode images."})
 
@@ -88,7 +92,7 @@ def measure(script: str, output_dir: Path, of: Path = EVAL, **flags) -> dict:
 def main(argv: list[str] | None = None):
     parser = ConfigArgumentParser(Arguments, description=__doc__)
     (args,) = parser.parse(argv)
-    unknown = [name for name in args.recipes if not (RECIPES / name).is_file()]
+    unknown = [recipe for recipe in args.recipes if not (RECIPES / recipe.split(" ")[0]).is_file()]
     if unknown:
         parser.error(f"--recipes: there is no {unknown[0]} in {RECIPES}.")
     run, repository, data = Path(args.run), Path(args.output_dir), Path(args.data_dir)

@@ -92,19 +92,20 @@ def model_card(
         comparisons: figures with the teacher's own beside them.
         fidelity_at: by image size in pixels, what `fidelity` holds of a stage: shown layer by layer.
         dynamics: `models` of what `eval/dynamics.py` writes, the teacher first and then the Raptor.
-        recipes: the files of training/configs that it was trained by, one after the other.
+        recipes: the files of training/configs that it was trained by, one after the other, each with the flags that
+            were given beside it.
         picture: file name, in the card's folder, of a figure of patch features by `eval/patch_components.py`.
 
     Raises:
-        ValueError: if the model is no Raptor, or a recipe no file name.
+        ValueError: if the model is no Raptor, or a recipe no file name and flags.
         huggingface_hub.errors.HFValidationError: if `repo_id` is no name for a repository.
     """
     results = {key: value for key, value in (results or {}).items() if value is not None}
     eval_results, comparisons = eval_results or [], comparisons or []
     if repo_id is not None:
         validate_repo_id(repo_id)
-    if any(not re.fullmatch(r"[\w.-]+", recipe) for recipe in recipes or []):
-        raise ValueError(f"recipes must be names of files in training/configs, got {recipes}.")
+    if any(not re.fullmatch(r"[\w.-]+( --\w+( [\w./-]+)*)*", recipe) for recipe in recipes or []):
+        raise ValueError(f"recipes must be names of files in training/configs and plain flags, got {recipes}.")
     teacher, dataset = _source(results.get("teacher")), _source(results.get("dataset"))
     arguments = results.get("arguments", {})
     measured_on = _source(arguments.get("validation_dataset")) or dataset

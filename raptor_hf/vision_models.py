@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
+from transformers.utils import find_adapter_config_file
 
 from .configuration_raptor import MAX_LAYERS, as_pair
 from .modeling_raptor import check_shards
@@ -69,6 +70,9 @@ def load_vision_model(
 def read_config(name_or_path: str, trust_remote_code: bool = False, role: str = "Model") -> PretrainedConfig:
     """A model's configuration. Raises ValueError, which calls the model by its role, if there is none."""
     try:
+        if find_adapter_config_file(name_or_path) is not None:
+            # Transformers would load the base model, from wherever the adapter says.
+            raise ValueError("it holds a PEFT adapter, not yet merged into its base model")
         # Looked at first: making a configuration of endless depth takes all memory.
         stated, _ = PretrainedConfig.get_config_dict(name_or_path)
         depth = (stated.get("vision_config") or stated).get("num_hidden_layers", 1)

@@ -65,6 +65,12 @@ def test_a_pickle_in_place_of_weights_is_refused_unread(raptor, tmp_path, load, 
     assert not (tmp_path / "ran").exists()
 
 
+def test_an_adapter_that_names_another_base_model_is_refused(teacher):
+    (teacher / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "someone/elses"}))
+    with pytest.raises(ValueError, match="holds a PEFT adapter, not yet merged"):
+        load_teacher(str(teacher))
+
+
 def test_a_teachers_pickle_is_refused_unread(teacher, tmp_path):
     (teacher / "model.safetensors").unlink()
     torch.save({"x": Payload(tmp_path / "ran")}, teacher / "pytorch_model.bin")

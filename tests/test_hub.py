@@ -194,7 +194,7 @@ def test_what_a_published_raptor_tells_besides(model):
         results,
         fidelity_at={112: {"cls": figures()}, 224: {"cls": figures(0.1)}},
         dynamics=[verdicts("holds", "<b>"), verdicts("does not hold", "holds")],
-        recipes=["the_first.yaml", "then.yaml"],
+        recipes=["the_first.yaml", "then.yaml --phase_sizes 7 5 --init outputs/the-first"],
     ).text
     assert "| Bytes in float16 | 8,000 | 1,000 | 12.5 % |" in text
     assert "<summary>At 112 pixels, layer by layer</summary>" in text and "After stage 2, layer by layer" not in text
@@ -203,13 +203,16 @@ def test_what_a_published_raptor_tells_besides(model):
     assert "| claim 0 | holds | does not hold |" in text and "<b>" not in text
     assert "the training of the Raptor it went on from, 13,000 images seen in 3000 seconds" in text
     launch = "accelerate launch training/distill.py --config training/configs/"
+    flags = "--phase_sizes 7 5 --init outputs/the-first"
     first, then = (
-        text.index(f"{launch}{name} --teacher facebook/dinov2_small") for name in ("the_first.yaml", "then.yaml")
+        text.index(f"{launch}{recipe} --teacher facebook/dinov2_small")
+        for recipe in ("the_first.yaml", f"then.yaml {flags}")
     )
     assert first < then and "how well is in the tables above" in text
     assert "- Image size: 224 pixels, 112 in the first 96 % of the steps" in html.unescape(text)
-    with pytest.raises(ValueError, match="recipes must be names of files"):
-        model_card(model, recipes=["a\n```"])
+    for recipe in ("a\n```", "a.yaml; ls", "a.yaml --init $(ls)"):
+        with pytest.raises(ValueError, match="recipes must be names of files"):
+            model_card(model, recipes=[recipe])
 
 
 def test_comparisons_with_the_teacher_and_a_warning_of_few_images(model):

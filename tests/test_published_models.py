@@ -59,9 +59,10 @@ def test_its_card_is_whole(folder):
     assert (folder / "patch_components.png").is_file() and "](patch_components.png)" in text
     for heading in ("Use", "Phases", "What it keeps of its teacher", "How it was trained", "Good for", "Limits"):
         assert f"\n## {heading}\n" in card.text
-    recipes = re.findall(r"--config (training/configs/\S+)", card.text)
-    seeds = [yaml.safe_load((ROOT / recipe).read_text()).get("seed", 42) for recipe in recipes]
-    assert f"| seed | {seeds[-1]} |" in card.text
+    recipe, flags = re.findall(r"--config (training/configs/\S+)(.*)", card.text)[-1]
+    seed = re.search(r"--seed (\d+)", flags)
+    seed = seed[1] if seed else yaml.safe_load((ROOT / recipe).read_text()).get("seed", 42)
+    assert f"| seed | {seed} |" in card.text
     assert not re.search(r"/(work|tmp|home|root)/", card.text)
 
 
