@@ -1,25 +1,31 @@
 """A Raptor against the DINOv2 model of its width and depth: speed, latency, memory, stored bytes."""
 
-import platform
 from dataclasses import asdict, dataclass, field
 from itertools import product
 from pathlib import Path
 
 import torch
-from timing import compare, peak_memory
+from timing import compare, machine, mebibytes, peak_memory
 from transformers import Dinov2Config, Dinov2Model
 
 from raptor_hf import RaptorModel
 from raptor_hf.cost import stored_bytes
+from raptor_hf.fidelity import check_same_shape
 from raptor_hf.files import write_json
 from raptor_hf.parser import ConfigArgumentParser
 from raptor_hf.summary import table
+from raptor_hf.teachers import load_teacher
+from raptor_hf.vision_models import load_vision_model
 
 
 @dataclass
 class Arguments:
-    """The models' weights are random: speed doesn't depend on them."""
+    """Without a Raptor given, models of random weights: speed doesn't depend on them."""
 
+    model: str | None = field(
+        default=None, metadata={"help": "A Raptor to measure, Hub name or folder, in place of one of the sizes below."}
+    )
+    teacher: str | None = field(default=None, metadata={"help": "Its teacher, given together with it."})
     hidden_size: int = field(default=384, metadata={"help": "Width; heads are 64 wide."})
     num_hidden_layers: int = field(default=12, metadata={"help": "Depth."})
     num_phases: int = field(default=3, metadata={"help": "Blocks of the Raptor, in phases of one size."})
@@ -33,6 +39,8 @@ class Arguments:
     output_dir: str = field(default="outputs/benchmarks", metadata={"help": "Where inference.json goes."})
 
     def __post_init__(self):
+        if (self.model is None) != (self.teacher is None):
+            raise ValueError("model and teacher are measured together: give both, or neither.")
         if self.hidden_size % 64:
             raise ValueError(f"hidden_size must be a multiple of 64, got {self.hidden_size}.")
         if self.num_hidden_layers % self.num_phases:
@@ -61,6 +69,12 @@ def build(side: str, args: Arguments, batch_size: int, image_size: int, dtype: s
 
 
 def models(args: Arguments) -> dict:
+    if args.model:
+        raptor, teacher = load_vision_model(args.model), load_teacher(args.teacher)
+        if not isinstance(raptor, RaptorModel):
+            raise ValueError(f"{args.model} is a {raptor.config.model_type} model: --model must be a Raptor.")
+        check_same_shape(raptor.config, teacher.config)
+        return {"Dinov2Model": teacher, "RaptorModel": raptor}
     teacher = Dinov2Model(
         Dinov2Config(
             hidden_size=args.hidden_size,
@@ -76,7 +90,10 @@ def models(args: Arguments) -> dict:
 def main(argv: list[str] | None = None):
     parser = ConfigArgumentParser(Arguments, description=__doc__)
     (args,) = parser.parse(argv)
-    sizes = {side: stored_bytes(model) for side, model in models(args).items()}
+    try:
+        sizes = {side: stored_bytes(model) for side, model in models(args).items()}
+    except ValueError as error:
+        parser.error(str(error))
     results = []
     for setting in product(args.batch_sizes, args.image_sizes, args.dtypes, args.modes):
         names = dict(zip(("batch_size", "image_size", "dtype", "mode"), setting))
@@ -90,7 +107,7 @@ def main(argv: list[str] | None = None):
             Path(args.output_dir) / "inference.json",
             {
                 "arguments": asdict(args),
-                "machine": f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads",
+                "machine": machine(),
                 "stored_bytes_float32": sizes,
                 "results": results,
             },
@@ -104,7 +121,7 @@ def main(argv: list[str] | None = None):
                 f"{row['ratio']['median']:.2f} ({row['ratio']['lowest']:.2f} to {row['ratio']['highest']:.2f})",
                 *(f"{row['batch_size'] / median[side]:.1f}" for side in sizes),
                 *(f"{1000 * median[side]:.1f}" for side in sizes),
-                *(f"{row['peak_memory'][side] / 2**20:.0f}" if args.memory else "" for side in sizes),
+                *(mebibytes(row.get("peak_memory", {}).get(side)) for side in sizes),
             ]
         )
     header = ["batch", "pixels", "dtype", "mode", "Raptor / DINOv2"]

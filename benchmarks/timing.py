@@ -1,15 +1,19 @@
 """Two ways to do one thing, timed in turn in one process."""
 
 import gc
-import resource
+import platform
+import re
 import statistics
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from pathlib import Path
 
 import torch
 from tqdm.auto import tqdm
+
+CLEAR_PEAK = Path("/proc/self/clear_refs")
 
 
 def compare(sides: dict[str, Callable[[], object]], rounds: int = 5, seconds: float = 1.0, desc: str = "") -> dict:
@@ -45,9 +49,10 @@ def compare(sides: dict[str, Callable[[], object]], rounds: int = 5, seconds: fl
     }
 
 
-def peak_memory(build: Callable[..., Callable[[], object]], *args) -> int:
+def peak_memory(build: Callable[..., Callable[[], object]], *args) -> int | None:
     """
-    Bytes that the calls of a function take beyond what was there before them, measured in a process of its own.
+    Bytes that the calls of a function take beyond what was there before them, measured in a process of its own. On
+    Linux or a GPU only.
 
     Args:
         build: a module-level function; `build(*args)` gives the function that is called three times.
@@ -56,17 +61,40 @@ def peak_memory(build: Callable[..., Callable[[], object]], *args) -> int:
         return pool.submit(_peak_memory, build, args).result()
 
 
-def _peak_memory(build, args) -> int:
+def _peak_memory(build, args) -> int | None:
     function = build(*args)
-    cuda = torch.cuda.is_available()
-    before = torch.cuda.memory_allocated() if cuda else _peak_resident()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+        before, peak = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated
+    elif CLEAR_PEAK.exists():
+        # Otherwise the peak would be that of building, or even of the process that started this one.
+        CLEAR_PEAK.write_text("5")
+        before, peak = _resident("VmRSS"), lambda: _resident("VmHWM")
+    else:
+        return None
     for _ in range(3):
         function()
-    return (torch.cuda.max_memory_allocated() if cuda else _peak_resident()) - before
+    return peak() - before
 
 
-def _peak_resident() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def _resident(field: str) -> int:
+    """VmRSS, the memory that this process holds, or VmHWM, its peak, in bytes."""
+    return 1024 * int(re.search(rf"{field}:\s*(\d+) kB", Path("/proc/self/status").read_text())[1])
+
+
+def mebibytes(count: int | None) -> str:
+    """A number of bytes as a table shows it; nothing where it wasn't measured."""
+    return "" if count is None else f"{count / 2**20:.0f}"
+
+
+def machine() -> str:
+    """What the measurements ran on, in words."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    cpuinfo = Path("/proc/cpuinfo")
+    name = re.search(r"model name\s*: (.+)", cpuinfo.read_text()) if cpuinfo.exists() else None
+    return f"{name[1] if name else platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
 
 
 def _now() -> float:

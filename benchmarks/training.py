@@ -1,13 +1,12 @@
 """Images a second of a training step, teacher included, against a plain recipe that reads stored activations."""
 
-import platform
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
 from reference import ReferenceBlock, stage1_step, stage2_step
-from timing import compare, peak_memory
+from timing import compare, machine, mebibytes, peak_memory
 from transformers import Dinov2Config, Dinov2Model
 
 from raptor_hf import RaptorModel
@@ -106,7 +105,7 @@ def main(argv: list[str] | None = None):
             Path(args.output_dir) / "training.json",
             {
                 "arguments": asdict(args),
-                "machine": f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads",
+                "machine": machine(),
                 "results": results,
             },
         )
@@ -115,7 +114,7 @@ def main(argv: list[str] | None = None):
             f"{row['stage']}, teacher forcing {row['teacher_forcing']:g}" if row["stage"] == 1 else "2",
             f"{row['ratio']['median']:.2f} ({row['ratio']['lowest']:.2f} to {row['ratio']['highest']:.2f})",
             *(f"{args.batch_size / seconds:.1f}" for seconds in row["median"].values()),
-            *(f"{row['peak_memory'][side] / 2**20:.0f}" if args.memory else "" for side in row["median"]),
+            *(mebibytes(row.get("peak_memory", {}).get(side)) for side in row["median"]),
         ]
         for row in results
     ]

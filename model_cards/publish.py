@@ -1,29 +1,28 @@
 """
 Makes a Hub repository of a finished distillation: fp16 weights, and a card of what was measured on them.
 
-Measures the Raptor and its teacher, by the scripts in eval/, on photos, fashion_mnist, stamps and foreground. What was
-measured is not measured again, so an interrupted run goes on.
+Measures the Raptor and its teacher, by the scripts in eval/ and benchmarks/, on photos, fashion_mnist, stamps and
+foreground. What was measured of the same weights is not measured again, so an interrupted run goes on.
 """
 
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
-from huggingface_hub import EvalResult
 from transformers import AutoImageProcessor
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from raptor_hf import RaptorModel
-from raptor_hf.files import read_json, write_json
+from raptor_hf.files import read_json, weights_sha256, write_json
 from raptor_hf.hub import save_with_card
 from raptor_hf.model_card import Comparison
 from raptor_hf.parser import ConfigArgumentParser
+from raptor_hf.teachers import load_teacher
 
 EVAL, BENCHMARKS, RECIPES = (Path(__file__).parents[1] / name for name in ("eval", "benchmarks", "training/configs"))
-SIDES = {"teacher": "Dinov2Model", "raptor": "RaptorModel"}
 IMAGE_SIZES = (112, 224)
 
 
@@ -66,7 +65,7 @@ class Arguments:
     teacher: str = field(metadata={"help": "The teacher: Hub name or folder."})
     data_dir: str = field(metadata={"help": "Folder that holds photos, fashion_mnist, stamps and foreground."})
     output_dir: str = field(metadata={"help": "The repository's folder."})
-    teacher_name: str = field(default="facebook/dinov2-small", metadata={"help": "The teacher's name on the Hub."})
+    teacher_name: str = field(metadata={"help": "The teacher's name on the Hub, which the card links to."})
     recipes: list[str] = field(
         default_factory=list,
         metadata={
@@ -78,15 +77,37 @@ class Arguments:
 
 
 def measure(script: str, output_dir: Path, of: Path = EVAL, **flags) -> dict:
-    """What a script wrote to its JSON file in a folder, now or before."""
-    path = output_dir / f"{script}.json"
-    if not path.is_file():
+    """What a script wrote to its JSON file in a folder, which is there once the script is done; now or before."""
+    if not output_dir.is_dir():
         words = []
         for name, value in flags.items():
             words += [f"--{name}", *map(str, value if isinstance(value, (list, tuple)) else [value])]
-        command = [sys.executable, str(of / f"{script}.py"), *words, "--output_dir", str(output_dir)]
+        unfinished = output_dir.with_name(output_dir.name + ".unfinished")
+        command = [sys.executable, str(of / f"{script}.py"), *words, "--output_dir", str(unfinished)]
         subprocess.run(command, check=True)
-    return read_json(path)
+        unfinished.rename(output_dir)
+    return read_json(output_dir / f"{script}.json")
+
+
+def compare(task: Task, models: dict[str, str | Path], folders: dict[str, Path], args: Arguments) -> Comparison:
+    """A task's figure of both models, each measured into its own folder."""
+    values, errors = {}, []
+    for name, model in models.items():
+        flags = {"model": model, "dataset": Path(args.data_dir) / task.data, **task.flags}
+        flags["dataloader_num_workers"] = args.dataloader_num_workers
+        measured = measure(task.script, folders[name] / task.name, **flags)["results"]
+        for key in task.metric[:-1]:
+            measured = measured[key]
+        values[name] = measured[task.metric[-1]]
+        errors.append(measured.get("standard_error"))
+    return Comparison(
+        task.task,
+        task.dataset,
+        task.metric[-1].replace("_", " "),
+        task_type=task.task_type,
+        errors=None if None in errors else tuple(errors),
+        **values,
+    )
 
 
 def main(argv: list[str] | None = None):
@@ -95,83 +116,58 @@ def main(argv: list[str] | None = None):
     unknown = [recipe for recipe in args.recipes if not (RECIPES / recipe.split(" ")[0]).is_file()]
     if unknown:
         parser.error(f"--recipes: there is no {unknown[0]} in {RECIPES}.")
-    run, repository, data = Path(args.run), Path(args.output_dir), Path(args.data_dir)
+    run, repository, photos = Path(args.run), Path(args.output_dir), Path(args.data_dir) / "photos"
     try:
         results = read_json(run / "results.json")
-    except (OSError, ValueError) as error:
+        teacher_sha256 = weights_sha256(load_teacher(args.teacher))
+        if teacher_sha256 != read_json(run / "arguments.json")["weights_sha256"]["teacher"]:
+            raise ValueError(f"--teacher {args.teacher} isn't the one that {run} was distilled from.")
+    except (OSError, KeyError) as error:
         parser.error(f"--run {run} holds no finished distillation ({error}).")
+    except ValueError as error:
+        parser.error(str(error))
     model = RaptorModel.from_pretrained(run, dtype=torch.float16)
     processor = AutoImageProcessor.from_pretrained(run)
     # Measured is what is published: the rounded weights.
     save_with_card(model, processor, results, repository)
 
-    measured, workers = run / "published", args.dataloader_num_workers
-    models = {"raptor": repository, "teacher": args.teacher}
-    comparisons = []
-    for task in TASKS:
-        values = {}
-        for name, path in models.items():
-            flags = {"model": path, "dataset": data / task.data, "dataloader_num_workers": workers} | task.flags
-            value = measure(task.script, measured / task.name / name, **flags)["results"]
-            for key in task.metric:
-                value = value[key]
-            values[name] = value
-        comparisons.append(
-            Comparison(task.task, task.dataset, task.metric[-1].replace("_", " "), task_type=task.task_type, **values)
-        )
-    both = {"model": repository, "teacher": args.teacher, "dataset": data / "photos"}
-    fidelity, further = {}, []
-    for size in IMAGE_SIZES:
-        fidelity[size] = measure(
-            "fidelity", measured / f"fidelity_{size}", **both, image_size=size, dataloader_num_workers=workers
-        )["results"]["fidelity"]["closed_loop"]
-    # What the run measured itself, at its own size, is measured again on the rounded weights.
-    own_size = results["image_size"] if results["image_size"] in IMAGE_SIZES else IMAGE_SIZES[0]
-    other_size = next(size for size in IMAGE_SIZES if size != own_size)
-    for token, curves in fidelity[other_size].items():
-        for name, value in (("last", curves["cosine"][-1]), ("lowest", min(curves["cosine"][1:]))):
-            further.append(
-                EvalResult(
-                    task_type="image-feature-extraction",
-                    dataset_type="photos",
-                    dataset_name=f"photos, {other_size} pixels",
-                    metric_type="cosine_similarity",
-                    metric_name=f"{token}: cosine to the teacher, {name} layer",
-                    metric_value=round(value, 4),
-                )
-            )
+    models = {"teacher": args.teacher, "raptor": repository}
+    checksums = {"teacher": teacher_sha256, "raptor": weights_sha256(model)}
+    folders = {name: run / "published" / f"{name}-{checksum[:12]}" for name, checksum in checksums.items()}
+    comparisons = [compare(task, models, folders, args) for task in TASKS]
+    measured, both = folders["raptor"], {"model": repository, "teacher": args.teacher}
+    on_photos = both | {"dataset": photos, "dataloader_num_workers": args.dataloader_num_workers}
+    fidelity = {}
+    for size in sorted({*IMAGE_SIZES, results["image_size"]}):
+        at_size = measure("fidelity", measured / f"fidelity_{size}", **on_photos, image_size=size)["results"]
+        fidelity[size] = at_size["fidelity"]["closed_loop"]
     speed = {"batch_sizes": [1, 32], "image_sizes": IMAGE_SIZES, "dtypes": ["float32"], "modes": ["eager"]}
-    for row in measure("inference", measured / "speed", **speed, memory=False, of=BENCHMARKS)["results"]:
-        pace = {name: row["batch_size"] / row["median"][side] for name, side in SIDES.items()}
-        what = f"batch {row['batch_size']}, {row['image_size']} pixels, float32"
-        comparisons.append(Comparison("speed", what, "images a second", task_type="image-feature-extraction", **pace))
+    speed = measure("inference", measured / "speed", **both, **speed, memory=False, of=BENCHMARKS)
     shown = {"image_size": IMAGE_SIZES[0], "max_samples": 256, "report": True}
-    dynamics = measure("dynamics", measured / "dynamics", **both, **shown)
+    dynamics = measure("dynamics", measured / "dynamics", **on_photos, **shown)
     pictures = measured / "patch_components"
-    measure("patch_components", pictures, model=repository, teacher=args.teacher, image_size=448)
+    measure("patch_components", pictures, **both, image_size=448)
     shutil.copyfile(pictures / "patch_components.png", repository / "patch_components.png")
-    after = [stage for stage in results["fidelity"] if stage != "before"][-1]
     parameters = results["parameters"]
     facts = results | {
         "teacher": args.teacher_name,
+        "arguments": results["arguments"] | {"validation_dataset": str(photos)},
         "float16_bytes": {
             "teacher": 2 * parameters["teacher"],
             "raptor": (repository / SAFE_WEIGHTS_NAME).stat().st_size,
         },
-        "fidelity": {"before": results["fidelity"]["before"], after: fidelity[own_size]},
     }
     card = {
         "comparisons": comparisons,
-        "eval_results": further,
         "fidelity_at": fidelity,
+        "speed": speed,
         "dynamics": dynamics["models"],
         "recipes": args.recipes,
         "picture": "patch_components.png",
     }
     save_with_card(model, processor, facts, repository, **card)
-    rows = [{"share": one.raptor / one.teacher} | vars(one) for one in comparisons]
-    summary = {"comparisons": rows, "fidelity": fidelity}
-    write_json(measured / "summary.json", summary)
+    rows = [{"share": one.raptor / one.teacher} | asdict(one) for one in comparisons]
+    write_json(measured / "summary.json", {"comparisons": rows, "fidelity": fidelity})
     print((repository / "README.md").read_text())
 
 

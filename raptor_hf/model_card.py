@@ -49,6 +49,7 @@ class Comparison:
         dataset, metric: what it was measured on, and by.
         teacher, raptor: the two figures, of a metric that is better the higher it is.
         task_type: the Hub's name for such tasks.
+        errors: standard errors of the two figures, where they are known.
     """
 
     task: str
@@ -57,6 +58,7 @@ class Comparison:
     teacher: float
     raptor: float
     task_type: str = "image-classification"
+    errors: tuple[float, float] | None = None
 
 
 def model_card(
@@ -68,6 +70,7 @@ def model_card(
     eval_results: list[EvalResult] | None = None,
     comparisons: list[Comparison] | None = None,
     fidelity_at: dict[int, dict] | None = None,
+    speed: dict | None = None,
     dynamics: list[dict] | None = None,
     recipes: list[str] | None = None,
     picture: str | None = None,
@@ -90,7 +93,9 @@ def model_card(
             Meta's DINOv2 (Apache-2.0); otherwise none is stated.
         eval_results: further measured figures.
         comparisons: figures with the teacher's own beside them.
-        fidelity_at: by image size in pixels, what `fidelity` holds of a stage: shown layer by layer.
+        fidelity_at: by image size in pixels, what `fidelity` holds of a stage: of the finished Raptor, in place of
+            what `results` holds of its last stage, and shown layer by layer.
+        speed: what `benchmarks/inference.py` writes.
         dynamics: `models` of what `eval/dynamics.py` writes, the teacher first and then the Raptor.
         recipes: the files of training/configs that it was trained by, one after the other, each with the flags that
             were given beside it.
@@ -109,12 +114,12 @@ def model_card(
     teacher, dataset = _source(results.get("teacher")), _source(results.get("dataset"))
     arguments = results.get("arguments", {})
     measured_on = _source(arguments.get("validation_dataset")) or dataset
-    fidelity = {stage: results.get("fidelity", {}).get(stage) for stage in STAGES}
-    fidelity = {stage: tokens for stage, tokens in fidelity.items() if tokens}
+    fidelity = _fidelity(results, fidelity_at or {})
     title = f"Raptor of {teacher['name']}" if teacher else "Raptor"
     if license is None and teacher and teacher["on_hub"] and teacher["name"].startswith("facebook/dinov2"):
         license = "apache-2.0"
-    measured = _fidelity_results(fidelity, measured_on) + eval_results + [_result(one) for one in comparisons]
+    measured = _fidelity_results(fidelity, measured_on, fidelity_at or {})
+    measured += eval_results + [_result(one) for one in comparisons]
     auto_class = next((name for base, name in AUTO_CLASSES.items() if isinstance(model, base)), None)
     if auto_class is None:
         raise ValueError(f"A {type(model).__name__} is no Raptor: this card tells of Raptors only.")
@@ -148,8 +153,10 @@ def model_card(
             sizes=_sizes(results),
             fidelity=_fidelity_rows(fidelity),
             layers=_layers(fidelity, fidelity_at or {}),
+            speed=_speed(speed) if speed else None,
             evaluations=eval_results,
             comparisons=[_comparison_row(one) for one in comparisons],
+            with_errors=any(one.errors for one in comparisons),
             weaker=_weaker(comparisons),
             claims=_claims(dynamics or []),
             recipes=recipes or [],
@@ -234,26 +241,45 @@ def _summary(metrics: dict) -> dict[str, float]:
     return summary
 
 
+def _fidelity(results: dict, fidelity_at: dict) -> dict[str, dict]:
+    """What was measured after each stage and at each image size, by the names that a card gives them."""
+    stages = {stage: results.get("fidelity", {}).get(stage) for stage in STAGES}
+    stages = {stage: tokens for stage, tokens in stages.items() if tokens}
+    named = {}
+    for stage, tokens in stages.items():
+        # A Raptor that was trained further was no teacher's layers before.
+        further = stage == "before" and results.get("earlier_training")
+        named["Before this training" if further else STAGES[stage]] = tokens
+    if fidelity_at:
+        if named:
+            named.popitem()
+        size = results.get("image_size")
+        named = {f"{name}, at {size} pixels" if size else name: tokens for name, tokens in named.items()}
+    return named | {_at(size): tokens for size, tokens in fidelity_at.items()}
+
+
+def _at(size: int) -> str:
+    return f"At {size} pixels"
+
+
 def _fidelity_rows(fidelity: dict) -> list[list[str]]:
     rows = []
-    for stage, tokens in fidelity.items():
+    for label, tokens in fidelity.items():
         for name in TOKENS:
             if name in tokens:
                 summary = _summary(tokens[name])
                 columns = ("last cosine", "lowest cosine", "last r2", "largest error")
-                rows.append([STAGES[stage], name, *(_figure(summary.get(column)) for column in columns)])
+                rows.append([label, name, *(_figure(summary.get(column)) for column in columns)])
     return rows
 
 
 def _layers(fidelity: dict, fidelity_at: dict) -> list[dict]:
     """Tables of cosine, R² and relative error after each layer: at each image size, or else of the last stage."""
-    titled = {f"At {size} pixels": tokens for size, tokens in fidelity_at.items()}
-    if fidelity and not titled:
-        stage, tokens = list(fidelity.items())[-1]
-        titled = {STAGES[stage]: tokens}
+    titles = [_at(size) for size in fidelity_at] or list(fidelity)[-1:]
     names = {"cosine": "cosine", "r2": "R²", "relative_error": "relative error"}
     tables = []
-    for title, tokens in titled.items():
+    for title in titles:
+        tokens = fidelity[title]
         columns = {
             f"{name}, {label}": tokens[name][metric][1:]
             for name in TOKENS
@@ -265,32 +291,47 @@ def _layers(fidelity: dict, fidelity_at: dict) -> list[dict]:
     return tables
 
 
+def _speed(speed: dict) -> dict:
+    """Images a second of both, and how they compare round by round."""
+    rows = []
+    for row in speed["results"]:
+        pace = (row["batch_size"] / row["median"][side] for side in ("Dinov2Model", "RaptorModel"))
+        median, lowest, highest = (_figure(row["ratio"][key], "{:.2f}") for key in ("median", "lowest", "highest"))
+        ratio = f"{median}, {lowest} to {highest}"
+        setting = [row[name] for name in ("batch_size", "image_size", "dtype", "mode")]
+        rows.append([*setting, *(_figure(each, "{:.1f}") for each in pace), ratio])
+    return {"machine": speed["machine"], "rows": rows}
+
+
 def _claims(dynamics: list[dict]) -> list[list[str]]:
     """The verdict of each of the paper's claims, of the teacher and of the Raptor."""
     claims = zip(*(model["claims"] for model in dynamics))
     return [[both[0]["name"], *(claim["verdict"] for claim in both)] for both in claims]
 
 
-def _fidelity_results(fidelity: dict, dataset: dict | None) -> list[EvalResult]:
-    """The last stage's figures for the model-index, which needs the name of a dataset."""
+def _fidelity_results(fidelity: dict, dataset: dict | None, fidelity_at: dict) -> list[EvalResult]:
+    """The finished Raptor's figures for the model-index, which needs the name of a dataset."""
     if not fidelity or dataset is None:
         return []
-    tokens = list(fidelity.values())[-1]
     metrics = {
         "last cosine": ("cosine_similarity", "cosine to the teacher, last layer"),
         "lowest cosine": ("cosine_similarity", "cosine to the teacher, lowest of all layers"),
         "last r2": ("r_squared", "R² of the teacher's state, last layer"),
         "largest error": ("relative_error", "relative error to the teacher, largest of all layers"),
     }
+    # Without sizes the last stage's, at whatever size that was.
+    measured = {f"{size} pixels": fidelity[_at(size)] for size in fidelity_at} or {None: list(fidelity.values())[-1]}
     return [
         EvalResult(
             task_type="image-feature-extraction",
             dataset_type=dataset["name"],
             dataset_name=dataset["name"],
+            dataset_config=size,
             metric_type=metrics[key][0],
             metric_name=f"{name}: {metrics[key][1]}",
             metric_value=round(value, 4),
         )
+        for size, tokens in measured.items()
         for name in TOKENS
         for key, value in _summary(tokens.get(name, {})).items()
         if math.isfinite(value)
@@ -299,17 +340,14 @@ def _fidelity_results(fidelity: dict, dataset: dict | None) -> list[EvalResult]:
 
 def _comparison_row(one: Comparison) -> list[str]:
     share = one.raptor / one.teacher if one.teacher else math.nan
-    return [
-        one.task,
-        one.dataset,
-        one.metric,
-        *map(_figure, (one.teacher, one.raptor)),
-        _figure(100 * share, "{:.1f} %"),
-    ]
+    figures = [_figure(value) for value in (one.teacher, one.raptor)]
+    if one.errors:
+        figures = [f"{figure} ± {_figure(error)}" for figure, error in zip(figures, one.errors)]
+    return [one.task, one.dataset, one.metric, *figures, _figure(100 * share, "{:.1f} %")]
 
 
 def _weaker(comparisons: list[Comparison]) -> list[str]:
-    """The tasks in which a Raptor is clearly behind its teacher."""
+    """The tasks in which a Raptor keeps too little of its teacher's figure."""
     shares = [(one, one.raptor / one.teacher) for one in comparisons if one.teacher]
     return [f"{one.task}, {one.dataset}: {100 * share:.1f} %" for one, share in shares if share < WEAKER]
 

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny import tiny_teacher
+
+from raptor_hf import RaptorModel
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 TINY = ["--hidden_size", "64", "--rounds", "2", "--seconds", "0.01", "--memory", "false"]
@@ -29,6 +32,19 @@ def test_compare_tells_how_many_times_as_fast():
     assert [len(seconds) for seconds in result["seconds"].values()] == [3, 3]
 
 
+def allocate(megabytes):
+    return lambda: torch.ones(megabytes * 250_000)
+
+
+def test_peak_memory_is_that_of_the_calls():
+    from timing import peak_memory
+
+    # What the process that asks held before is no part of it.
+    torch.ones(200_000_000)
+    measured = peak_memory(allocate, 200)
+    assert measured is None or 190e6 < measured < 260e6
+
+
 def test_inference(tmp_path, capsys):
     import inference
 
@@ -41,6 +57,24 @@ def test_inference(tmp_path, capsys):
     with pytest.raises(SystemExit) as error:
         inference.main(["--num_phases", "5"])
     assert error.value.code == 2
+
+
+def test_inference_of_a_raptor(tmp_path, capsys):
+    import inference
+
+    teacher = tiny_teacher(layers=4)
+    teacher.save_pretrained(tmp_path / "teacher")
+    RaptorModel.from_teacher(teacher, [3, 1]).save_pretrained(tmp_path / "raptor")
+    folders = ["--model", str(tmp_path / "raptor"), "--teacher", str(tmp_path / "teacher")]
+    settings = ["--batch_sizes", "1", "--image_sizes", "28", "--dtypes", "float32", "--modes", "eager"]
+    inference.main([*TINY, *folders, *settings, "--output_dir", str(tmp_path / "measured")])
+    results = json.loads((tmp_path / "measured" / "inference.json").read_text())
+    stored = sum(parameter.nbytes for parameter in teacher.parameters())
+    assert results["stored_bytes_float32"]["Dinov2Model"] == stored and results["machine"]
+    for refused in (folders[:2], ["--model", str(tmp_path / "teacher"), *folders[2:]]):
+        with pytest.raises(SystemExit) as error:
+            inference.main(refused)
+        assert error.value.code == 2
 
 
 def test_both_sides_of_inference_do_the_same_work():

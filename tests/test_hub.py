@@ -189,13 +189,26 @@ def test_what_a_published_raptor_tells_besides(model):
         earlier_training=earlier,
         float16_bytes={"teacher": 8000, "raptor": 1000},
     )
-    text = model_card(
+    card = model_card(
         model,
         results,
         fidelity_at={112: {"cls": figures()}, 224: {"cls": figures(0.1)}},
+        speed={
+            "machine": "A <b>, 2 threads",
+            "results": [
+                {"batch_size": 8, "image_size": 112, "dtype": "float32", "mode": "eager"}
+                | {"median": {"Dinov2Model": 2.0, "RaptorModel": 1.0}}
+                | {"ratio": {"median": 2.0, "lowest": 1.9, "highest": 2.1}}
+            ],
+        },
         dynamics=[verdicts("holds", "<b>"), verdicts("does not hold", "holds")],
         recipes=["the_first.yaml", "then.yaml --phase_sizes 7 5 --init outputs/the-first"],
-    ).text
+    )
+    text = card.text
+    measured = [(result.dataset_config, result.metric_name) for result in card.data.eval_results]
+    assert len(set(measured)) == len(measured) and {size for size, _ in measured} == {"112 pixels", "224 pixels"}
+    assert "| Before this training, at 224 pixels | cls |" in text and "After stage 2" not in text
+    assert "| 8 | 112 | float32 | eager | 4.0 | 8.0 | 2.00, 1.90 to 2.10 |" in text
     assert "| Bytes in float16 | 8,000 | 1,000 | 12.5 % |" in text
     assert "<summary>At 112 pixels, layer by layer</summary>" in text and "After stage 2, layer by layer" not in text
     assert "| Layer | cls, cosine | cls, R&#178; | cls, relative error |" in text.replace("R²", "R&#178;")
@@ -216,9 +229,12 @@ def test_what_a_published_raptor_tells_besides(model):
 
 
 def test_comparisons_with_the_teacher_and_a_warning_of_few_images(model):
-    comparisons = [Comparison("linear probe", "Stamps", "accuracy", 0.8, 0.6), Comparison("kNN", "x", "y", 0.0, 0.1)]
+    comparisons = [
+        Comparison("linear probe", "Stamps", "accuracy", 0.8, 0.6, errors=(0.02, 0.03)),
+        Comparison("kNN", "x", "y", 0.0, 0.1),
+    ]
     card = model_card(model, full_results(train_images=5000), comparisons=comparisons, picture="components.png")
-    assert "| linear probe | Stamps | accuracy | 0.800 | 0.600 | 75.0 % |" in card.text
+    assert "| linear probe | Stamps | accuracy | 0.800 ± 0.020 | 0.600 ± 0.030 | 75.0 % |" in html.unescape(card.text)
     assert "| kNN | x | y | 0.000 | 0.100 | – |" in card.text
     assert "  - linear probe, Stamps: 75.0 %" in html.unescape(card.text) and "  - kNN" not in card.text
     assert "](components.png)" in card.text and "- Different images: 5,000" in card.text
