@@ -53,7 +53,8 @@ def main(argv: list[str] | None = None):
         teacher = load_teacher(args.teacher).to(model.device)
     except ValueError as error:
         parser.error(str(error))
-    batches = [batch["pixel_values"].to(model.device) for batch in DataLoader(images, args.batch_size)]
+    loader = DataLoader(images, args.batch_size, num_workers=args.dataloader_num_workers)
+    batches = [batch["pixel_values"].to(model.device) for batch in loader]
 
     sizes = model.config.phase_sizes
     settings = {scale: [max(1, math.floor(scale * size + 0.5)) for size in sizes] for scale in args.scales}

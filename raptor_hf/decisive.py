@@ -10,6 +10,7 @@ from transformers import TrainingArguments
 OF_EVERY_TRAINER = {
     *("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "weight_decay", "adam_beta1"),
     *("adam_beta2", "adam_epsilon", "max_grad_norm", "num_train_epochs", "max_steps", "seed", "bf16", "fp16"),
+    *("optim", "optim_args", "dataloader_drop_last"),
 }
 
 

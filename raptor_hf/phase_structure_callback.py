@@ -10,6 +10,7 @@ from transformers import Trainer, TrainerCallback
 
 from .files import read_json, write_json
 from .phases import check_partition, find_phases, layer_similarity, partition_objective, random_phases
+from .vision_models import token_slices
 
 logger = logging.getLogger(__name__)
 PHASE_STRUCTURE_NAME = "phase_structure.json"
@@ -17,8 +18,8 @@ PHASE_STRUCTURE_NAME = "phase_structure.json"
 
 class PhaseStructureCallback(TrainerCallback):
     """
-    Measures a model's phases during training, for any Trainer whose model takes `pixel_values` and returns hidden
-    states of (batch, tokens, hidden_size), its first token the cls token:
+    Measures a model's phases during training, for any Trainer of a Vision Transformer whose tokens are known (see
+    [`raptor_hf.vision_models.token_slices`]), with a classifier on top or not:
 
         trainer.add_callback(PhaseStructureCallback(trainer, images, every=100))
 
@@ -39,7 +40,7 @@ class PhaseStructureCallback(TrainerCallback):
         path: the JSON file. Default: `phase_structure.json` in the Trainer's output folder.
 
     Raises:
-        ValueError: if `every` is not positive, or the model's layers can't be cut so.
+        ValueError: if `every` is not positive, the model's layers can't be cut so, or its tokens aren't known.
     """
 
     def __init__(
@@ -57,6 +58,8 @@ class PhaseStructureCallback(TrainerCallback):
     ):
         if every < 1:
             raise ValueError(f"every must be at least 1 step, got {every}.")
+        # What can't be measured is told before the training, not at its first measurement.
+        token_slices(trainer.model.config)
         self.num_layers = trainer.model.config.num_hidden_layers
         check_partition(self.num_layers, num_phases, min_size)
         self.trainer, self.every = trainer, every

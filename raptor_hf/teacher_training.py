@@ -92,7 +92,7 @@ class TeacherArguments(TrainingArguments):
         return decisive_arguments(
             self,
             indifferent=("overwrite_output_dir", "phase_structure_steps"),
-            more=("train_batch_size", "world_size", "gradient_accumulation_steps"),
+            more=("train_batch_size", "world_size", "gradient_accumulation_steps", "label_smoothing_factor"),
         )
 
 
@@ -222,7 +222,7 @@ def train_teacher(args: TeacherArguments) -> dict:
     )
     if args.phase_structure_steps:
         trainer.add_callback(PhaseStructureCallback(trainer, trainer.eval_dataset, args.phase_structure_steps))
-    trainer.train()
+    trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
     metrics = trainer.evaluate()
     results = {
         "test_accuracy": metrics["eval_accuracy"],

@@ -5,7 +5,9 @@ import pytest
 import torch
 from labelled import distil_flags, make_material
 
+from raptor_hf import RaptorModel
 from raptor_hf.controls.experiment import ControlArguments, Experiment
+from raptor_hf.controls.head import head_accuracy
 from raptor_hf.distillation import DataArguments, DistillationArguments, ModelArguments
 from raptor_hf.parser import ConfigArgumentParser
 from raptor_hf.phases import find_phases, layer_similarity
@@ -38,10 +40,16 @@ def test_a_series_is_trained_once_and_found_again(material, tmp_path):
     assert weights.stat().st_mtime_ns == modified
     with pytest.raises(ValueError, match="another phase_sizes"):
         experiment.series({"equal": {"phase_sizes": [3, 1]}})
+    other = make(material, tmp_path)
+    other.teacher_sha256 = "that of a teacher trained anew"
+    with pytest.raises(ValueError, match="a Raptor of a teacher of other weights"):
+        other.series(members)
 
     judge = experiment.judge
     found = judge.measure(results["equal"])
-    assert 0 <= found["accuracy"] <= 1 and found["parameters"] == results["equal"]["parameters"]["raptor"]
+    raptor = RaptorModel.from_pretrained(results["equal"]["folder"], dtype=torch.float32).eval()
+    assert found["accuracy"] == head_accuracy(raptor, judge.head, judge.rows)
+    assert found["parameters"] == results["equal"]["parameters"]["raptor"]
     curves = results["equal"]["fidelity"]["after_stage2"]
     assert found["final_cosine"] == pytest.approx(np.mean([curves[t]["cosine"][-1] for t in ("cls", "patch")]))
     assert found["r2"] == pytest.approx(np.mean([curves[t]["r2"][1:] for t in ("cls", "patch")]))

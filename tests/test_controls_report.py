@@ -31,11 +31,12 @@ def run_dir(tmp_path):
     members = {"2": {"accuracy": 0.9, "final_cosine": 0.8, "parameters": 1234, "phase_sizes": [6, 6]}}
     scaling = {"members": members, "teacher": {"accuracy": 0.95, "parameters": 5678}}
     write_json(tmp_path / "a" / "scaling.json", {"arguments": {"teacher": NASTY}, "results": scaling})
-    write_json(tmp_path / "knn.json", {"results": {NASTY: 0.123456, "accuracy": {"k = 10": 0.5}}})
+    write_json(tmp_path / "runs_of_mine" / "knn.json", {"results": {NASTY: 0.123456, "accuracy": {"k = 10": 0.5}}})
     figure = Figure(figsize=(1, 1))
     figure.savefig(tmp_path / "a" / "scaling.png")
     # A member's own results, a checkpoint's state and a file of something else are no answers.
     write_json(tmp_path / "a" / "runs" / "k2" / "results.json", {"fidelity": {}, "phase_sizes": [1]})
+    write_json(tmp_path / "a" / "checkpoint-2" / "results.json", {"fidelity": {}, "phase_sizes": [1]})
     write_json(tmp_path / "a" / "similarity.json", {"similarity": []})
     return tmp_path
 

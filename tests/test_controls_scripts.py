@@ -16,6 +16,7 @@ from raptor_hf.controls.command import run_control
 from raptor_hf.controls.experiment import Experiment
 from raptor_hf.distillation import DataArguments, DistillationArguments, ModelArguments
 from raptor_hf.distillation.faults import RunStopped
+from raptor_hf.files import weights_sha256
 from raptor_hf.images import load_image_processor
 from raptor_hf.parser import ConfigArgumentParser
 from raptor_hf.teachers import load_teacher
@@ -85,10 +86,13 @@ def test_layer_swap(material, tmp_path, capsys):
 
 def test_ablations(material, tmp_path, capsys):
     names = ["blocks_from_teacher", "random_blocks_swiglu_8_3d"]
-    run("ablations", distil_flags(material, tmp_path, phase_sizes=[2, 2], ablations=names))
+    run("ablations", distil_flags(material, tmp_path, num_phases=2, ablations=names))
     members = results_of(tmp_path, "ablations")["members"]
     assert list(members) == ["base", *names, "random_blocks_gelu"]
     assert members["blocks_from_teacher"]["same_as_base"] and not members["random_blocks_gelu"]["same_as_base"]
+    for name in (name for name in members if not members[name]["same_as_base"]):
+        arguments = json.loads((tmp_path / "runs" / name / "arguments.json").read_text())
+        assert arguments["phase_sizes"] == [2, 2], name
     assert members["random_blocks_gelu"]["parameters"] > members["base"]["parameters"]
     swiglu = members["random_blocks_swiglu_8_3d"]
     assert swiglu["changes"]["intermediate_size"] == 48 and swiglu["reference"] == "random_blocks_gelu"
@@ -178,6 +182,10 @@ def test_stochastic_depth(material, tmp_path, capsys):
     first = results["members"]["rate-0-seed-42"]
     assert [entry["step"] for entry in first["during_training"]] == [0, 2]
     assert -1 <= first["mean_similarity"] <= 1 and first["parameters"] > 0
+    for name in results["members"]:
+        teacher = load_teacher(tmp_path / "teachers" / name)
+        began_with = json.loads((tmp_path / name / "runs" / "raptor" / "arguments.json").read_text())
+        assert began_with["weights_sha256"]["teacher"] == weights_sha256(teacher)
     assert results["correlation"] == {"n": 2, "r": None, "p": None, "low": None, "high": None}
     assert "Too few different points" in capsys.readouterr().out
 
@@ -187,6 +195,7 @@ def test_stochastic_depth(material, tmp_path, capsys):
     [
         ("partitions", {"phase_sizes": [2, 2]}, "give --num_phases alone"),
         ("partitions", {"num_random": 0}, "num_random must be at least 1"),
+        ("scaling", {"streaming": True}, "streaming is not for controls"),
         ("scaling", {"num_phases": 2}, "leave them out"),
         ("scaling", {"num_blocks": [0]}, "num_blocks must be"),
         ("scaling", {"num_blocks": [5]}, "4 layers can't be cut into 5 phases"),

@@ -8,7 +8,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from tiny import picture
-from transformers import ViTConfig, ViTModel
+from transformers import AutoModel, DeiTConfig, ViTConfig
 
 from raptor_hf.images import load_image_processor
 from raptor_hf.probes.classification import stratified_folds
@@ -83,9 +83,13 @@ def test_the_classifier_gives_the_heads_outputs(family, features, images):
     assert classifier.config.id2label == {0: "cat", 1: "dog", 2: "cow"}
 
 
-def test_the_classifier_of_a_vit_takes_cls_alone(images):
+@pytest.mark.parametrize(
+    "config, architecture", [(ViTConfig, None), (DeiTConfig, "DeiTForImageClassificationWithTeacher")]
+)
+def test_the_classifier_of_other_families_takes_cls_alone(config, architecture, images):
     settings = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32)
-    backbone = ViTModel(ViTConfig(image_size=56, patch_size=14, **settings)).eval()
+    backbone = AutoModel.from_config(config(image_size=56, patch_size=14, **settings)).eval()
+    backbone.config.architectures = architecture and [architecture]
     probe = LinearProbe(backbone, "cls", 3)
     classifier = to_classifier(backbone, probe.head, "cls", list("abc"))
     with torch.no_grad():

@@ -15,8 +15,10 @@ PAPER_WEIGHTS = {"last_phase_weights": [0.34, 0.33, 0.33], "stage2_weights": [0.
 PLAIN_WEIGHTS = {"stage1_weights": None, "last_phase_weights": None, "stage2_weights": None}
 RANDOM_BLOCKS = {"init": "random", "source_layers": None}
 SWIGLU_4D = RANDOM_BLOCKS | {"hidden_act": "swiglu", "intermediate_size": (4, 1)}
-# As configs/paper_k3.yaml, but for steps and learning rate.
-AUTHORS = SWIGLU_4D | PLAIN_WEIGHTS | PAPER_WEIGHTS
+# As configs/paper_k3.yaml, but for batch size and steps, and for the LayerScales, which start where the base run's do.
+AUTHORS = SWIGLU_4D | PLAIN_WEIGHTS | PAPER_WEIGHTS | {"layer_norm_eps": 1e-5, "crop": "center"}
+AUTHORS |= {"learning_rate": 3e-4, "adam_beta2": 0.999, "weight_decay": 1e-4, "max_grad_norm": 1.0}
+AUTHORS |= {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr": 1e-6}}
 AUTHORS |= {"muon": False, "normalize_loss": False, "training_mode": "two_stage", "stage1_ratio": 0.5}
 AUTHORS |= {"teacher_forcing_ratio": 0.25, "restart_schedule": True, "early_image_size": None}
 # Name: what it is of, and the arguments it sets, or a function that tells them of an experiment. MLPs other than the
@@ -78,6 +80,10 @@ def measure(experiment: Experiment) -> dict:
         (then it was not trained again) and the measures, also as differences from the reference.
     """
     judge = experiment.judge
+    if experiment.model.phases_to_find:
+        # One change at a time: all have the same phases.
+        sizes = experiment.phases(experiment.model.phases_to_find)
+        experiment = experiment.changed(num_phases=None, phase_sizes=sizes)
     wanted = list(experiment.own.ablations)
     wanted += [REFERENCES[name] for name in wanted if name in REFERENCES and REFERENCES[name] not in wanted]
     members = {"base": {}}
@@ -124,7 +130,8 @@ def in_equal_time(experiment: Experiment, members: dict[str, dict]) -> dict[str,
     """The members with each its number of steps; measured once, then kept, as they decide what the runs are."""
     path, seconds = experiment.output_dir / STEPS_NAME, experiment.own.seconds
     with experiment.run.main_process_first(local=False):
-        kept = read_json(path) if path.is_file() else {"seconds": seconds, "steps": {}}
+        goes_on = path.is_file() and not experiment.run.overwrite_output_dir
+        kept = read_json(path) if goes_on else {"seconds": seconds, "steps": {}}
         if kept["seconds"] != seconds:
             raise ValueError(f"{path} is of {kept['seconds']} seconds, not {seconds}: give another --output_dir.")
         for name, changes in members.items():
@@ -137,7 +144,7 @@ def in_equal_time(experiment: Experiment, members: dict[str, dict]) -> dict[str,
 
 def is_base(experiment: Experiment, changes: dict) -> bool:
     """Whether the base run has all of these arguments already."""
-    base = vars(experiment.model) | vars(experiment.run)
+    base = vars(experiment.model) | vars(experiment.data) | vars(experiment.run)
     return all(base[name] == value for name, value in changes.items())
 
 

@@ -37,6 +37,8 @@ def run_control(control: ModuleType, script: str, description: str, argv: list[s
     use_every_core(run)
     try:
         check_at_least_one(own, "max_samples")
+        if data.streaming:
+            raise ValueError("streaming is not for controls, which draw images from the whole split: leave it out.")
         results = control.measure(Experiment(own, model, data, run))
     except ValueError as error:
         if run.log_level == "debug":

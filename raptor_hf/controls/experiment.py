@@ -15,8 +15,9 @@ from ..digits import digits_teacher
 from ..distillation import DataArguments, DistillationArguments, ModelArguments
 from ..distillation.estimate import EstimateArguments, estimate_run
 from ..distillation.run import MIN_PHASE_SIZE, distill
+from ..distillation.run_folder import ARGUMENTS_NAME, WEIGHTS_KEY
 from ..distillation.student import student_config
-from ..files import read_json, write_json
+from ..files import read_json, weights_sha256, write_json
 from ..images import (
     CenterCrop,
     PixelValues,
@@ -92,12 +93,16 @@ class Experiment:
     def load_teacher(self) -> PreTrainedModel:
         return load_teacher(self.teacher, trust_remote_code=self.model.trust_remote_code).to(self.run.device)
 
+    @cached_property
+    def teacher_sha256(self) -> str:
+        return weights_sha256(self.load_teacher())
+
     def phase_batches(self) -> DataLoader:
         """`phase_images` training images, as the teacher's image processor makes them."""
         images = load_image_dataset(self.data.dataset, self.data.train_split, image_column=self.data.image_column)
         images, _ = draw_images(images, self.model.phase_images, self.run.seed)
         rows = PixelValues(images, CenterCrop(load_image_processor(self.teacher, self.data.image_size)))
-        return DataLoader(rows, self.run.per_device_eval_batch_size)
+        return DataLoader(rows, self.run.per_device_eval_batch_size, num_workers=self.run.dataloader_num_workers)
 
     def changed(self, **changes) -> "Experiment":
         """The same with other values of some fields, of whichever dataclass. Raises ValueError if they are unfit."""
@@ -120,7 +125,8 @@ class Experiment:
             Name to what the member's `results.json` holds, with `folder` beside it.
 
         Raises:
-            ValueError: if a member's arguments are unfit, before any is trained, or its folder holds another run.
+            ValueError: if a member's arguments are unfit, before any is trained, or its folder holds another run, or
+                one of a teacher of other weights.
         """
         runs = {
             name: self.changed(output_dir=str(self.output_dir / "runs" / name), **changes)
@@ -131,13 +137,20 @@ class Experiment:
         for name, member in progress:
             progress.set_postfix_str(name)
             results[name] = distill(member.model, member.data, member.run) | {"folder": str(member.output_dir)}
+            # A finished run is found again by its arguments alone.
+            began_with = read_json(member.output_dir / ARGUMENTS_NAME)[WEIGHTS_KEY]["teacher"]
+            if began_with != self.teacher_sha256:
+                raise ValueError(
+                    f"{member.output_dir} holds a Raptor of a teacher of other weights than {self.teacher} has: give "
+                    "another --output_dir, or --overwrite_output_dir true."
+                )
         return results
 
     def similarity(self) -> torch.Tensor:
         """The teacher's layer similarity (L, L) on `phase_images` training images; measured once, then kept."""
         path = self.output_dir / SIMILARITY_NAME
         asked = {
-            "teacher": self.teacher,
+            "teacher_sha256": self.teacher_sha256,
             "dataset": self.data.dataset,
             "split": self.data.train_split,
             "image_size": self.data.image_size,
@@ -198,10 +211,12 @@ class Judge:
             images = load_image_dataset(
                 own.test_dataset or data.dataset, own.test_split, image_column=data.image_column
             )
+            if own.max_samples is not None and own.max_samples < len(images):
+                images = images.shuffle(seed=0).select(range(own.max_samples))
             images, bad = without_bad_images(images)
             self.bad_images = len(bad)
             processor = load_image_processor(experiment.teacher, data.image_size)
-            self.rows = labelled_rows(images, experiment.teacher, own.label_column, processor, own.max_samples)
+            self.rows = labelled_rows(images, experiment.teacher, own.label_column, processor)
 
     def teacher_accuracy(self) -> float | None:
         return self._accuracy(load_teacher(self.experiment.teacher))
@@ -234,4 +249,6 @@ class Judge:
         if self.head is None:
             return None
         run = self.experiment.run
-        return head_accuracy(model.to(run.device).eval(), self.head, self.rows, run.per_device_eval_batch_size)
+        model = model.to(run.device).eval()
+        batch_size, num_workers = run.per_device_eval_batch_size, run.dataloader_num_workers
+        return head_accuracy(model, self.head, self.rows, batch_size, num_workers)

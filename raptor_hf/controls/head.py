@@ -22,11 +22,7 @@ def load_head(teacher: str) -> nn.Linear | None:
 
 
 def labelled_rows(
-    images: datasets.Dataset,
-    teacher: str,
-    label_column: str,
-    processor: BaseImageProcessor,
-    max_samples: int | None = None,
+    images: datasets.Dataset, teacher: str, label_column: str, processor: BaseImageProcessor
 ) -> LabelledPixelValues:
     """
     Images with their class indices among the teacher's classes.
@@ -35,8 +31,6 @@ def labelled_rows(
         ValueError: if there is no such column, or a label is none of the teacher's classes.
     """
     names = load_teacher_config(teacher).id2label
-    if max_samples is not None and max_samples < len(images):
-        images = images.shuffle(seed=0).select(range(max_samples))
     labels = class_indices(images, label_column, [names[index] for index in sorted(names)])
     return LabelledPixelValues(images, CenterCrop(processor), labels)
 
@@ -48,11 +42,13 @@ def classify(head: nn.Linear, tokens: torch.Tensor, slices: dict[str, slice]) ->
 
 
 @torch.no_grad()
-def head_accuracy(model: PreTrainedModel, head: nn.Linear, rows: LabelledPixelValues, batch_size: int = 64) -> float:
+def head_accuracy(
+    model: PreTrainedModel, head: nn.Linear, rows: LabelledPixelValues, batch_size: int = 64, num_workers: int = 0
+) -> float:
     """Share of rows that a head puts into the right class on a backbone's features."""
     slices = token_slices(model.config)
     right = 0
-    for batch in DataLoader(rows, batch_size):
+    for batch in DataLoader(rows, batch_size, num_workers=num_workers):
         tokens = model(batch["pixel_values"].to(model.device)).last_hidden_state
         right += (classify(head, tokens, slices).cpu() == batch["labels"]).sum().item()
     return right / len(rows)

@@ -57,21 +57,23 @@ def measure(args: Arguments) -> dict:
     if args.teacher_recipe is not None:
         names = ("dataset", "train_split", "test_split", "image_column", "label_column")
         teacher_from_recipe(args.teacher_recipe, output_dir=name, **{n: getattr(args, n) for n in names})
-    teacher, head = load_teacher(name), load_head(name)
+    teacher, head = load_teacher(name, trust_remote_code=args.trust_remote_code), load_head(name)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     teacher.to(device)
     processor = load_image_processor(name, args.image_size)
-    train, test = args.load_train(), args.load_test()
+    test = args.load_test()
     if head is None:
         rows = PixelValues(test, CenterCrop(processor))
     else:
         head.to(device)
         rows = labelled_rows(test, name, args.label_column, processor)
-    order = np.random.default_rng(args.seed).permutation(len(train))[: args.phase_images]
-    images = PixelValues(train.select(order), CenterCrop(processor))
-    similarity = layer_similarity(teacher, DataLoader(images, args.batch_size), progress=True)
+    images = PixelValues(args.draw_train(args.phase_images), CenterCrop(processor))
+    workers = args.dataloader_num_workers
+    loader = DataLoader(images, args.batch_size, num_workers=workers)
+    similarity = layer_similarity(teacher, loader, progress=True)
     phase_sizes = find_phases(similarity, args.num_phases)
-    matrices = layer_swap(teacher, DataLoader(rows, args.batch_size), head, args.operation, progress=True)
+    loader = DataLoader(rows, args.batch_size, num_workers=workers)
+    matrices = layer_swap(teacher, loader, head, args.operation, progress=True)
     return {
         "operation": args.operation,
         "phase_sizes": phase_sizes,

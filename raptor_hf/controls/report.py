@@ -11,8 +11,8 @@ from pathlib import Path
 import jinja2
 
 TEMPLATE_PATH = Path(__file__).with_name("report.html")
-# Folders of a series' members and of checkpoints: the series' own JSON tells what they gave.
-INNER_FOLDERS = ("runs", "teachers", "checkpoint-")
+# Folders of a series' members: the series' own JSON tells what they gave.
+INNER_FOLDERS = ("runs", "teachers")
 MAX_HEADLINES = 20
 # Figures that are not called as their script.
 FIGURES = {"results": "fidelity*.png", "find_phases": "phases_k*.png", "dynamics": "*.png"}
@@ -110,7 +110,8 @@ def gather(run_dir: Path) -> list[Answer]:
     found = []
     for path in sorted(run_dir.rglob("*.json")):
         inner = path.relative_to(run_dir).parts[:-1]
-        if path.stem in QUESTIONS and not any(part.startswith(INNER_FOLDERS) for part in inner):
+        within = any(part in INNER_FOLDERS or part.startswith("checkpoint-") for part in inner)
+        if path.stem in QUESTIONS and not within:
             found.append(read_answer(path, run_dir))
     order = list(QUESTIONS)
     return sorted((answer for answer in found if answer is not None), key=lambda answer: order.index(answer.script))

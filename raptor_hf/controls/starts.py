@@ -17,7 +17,7 @@ def mean_of_layers(experiment: Experiment) -> dict:
     """Each block starts with the mean of its phase's weights; saved as a Raptor in the experiment's folder."""
     folder = experiment.output_dir / "mean_of_layers"
     with experiment.run.main_process_first(local=False):
-        if not (folder / "model.safetensors").is_file():
+        if experiment.run.process_index == 0:
             teacher = experiment.load_teacher()
             assigned = {"block_assignment": experiment.student_config.layer_blocks}
             raptor, layers = RaptorModel.from_teacher(teacher, **assigned), as_blocks(teacher)

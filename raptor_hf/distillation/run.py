@@ -321,7 +321,7 @@ def run_settings(model_args: ModelArguments, data_args: DataArguments, args: Dis
     settings = decisive_arguments(
         args,
         indifferent=("overwrite_output_dir", "max_bad_image_share", "max_nonfinite_steps"),
-        more=("optim", "optim_args", "dataloader_drop_last", *streamed),
+        more=streamed,
         beside=dataclasses.asdict(model_args) | dataclasses.asdict(data_args),
     )
     return settings | {"batch_size": args.global_batch_size}

@@ -129,7 +129,8 @@ class Recurrence:
 
     def compute(self) -> list[dict]:
         """
-        For each phase, depth step and token type: `trained_size` (applications that the block was trained for),
+        For each phase, depth step and token type: `trained_size` (applications that the block was trained for, or
+        that its configuration's `phase_iterations` sets),
         `step_size` (mean over images of |x_n - x_(n-1)| / |x_n|, n from 1),
         `outcomes`, how many images' orbits ended how, and `directions`, the same of their tokens' directions, which
         may come to rest while lengths grow.
@@ -144,7 +145,7 @@ class Recurrence:
                 "phase": phase,
                 "depth_step": depth_step,
                 "token": name,
-                "trained_size": self.model.config.phase_sizes[phase],
+                "trained_size": (self.model.config.phase_iterations or self.model.config.phase_sizes)[phase],
                 "step_size": (self._sums[phase, depth_step, name] / self.num_images).tolist(),
                 **{
                     what: dict(self._counts[phase, depth_step, name, what].most_common())

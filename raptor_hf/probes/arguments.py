@@ -9,7 +9,14 @@ import torch
 from transformers import BaseImageProcessor, PreTrainedModel
 
 from ..files import write_json
-from ..images import count_bad_images, crop_size, load_image_dataset, load_image_processor, without_bad_images
+from ..images import (
+    count_bad_images,
+    crop_size,
+    draw_images,
+    load_image_dataset,
+    load_image_processor,
+    without_bad_images,
+)
 from ..parser import check_at_least_one
 from ..teachers import load_vision_model
 from ..vision_models import read_config
@@ -74,6 +81,12 @@ class EvalArguments:
     def load_train(self) -> datasets.Dataset:
         """The train split, its image column named `image`; see [`load_image_dataset`] for what it raises."""
         return self._load("train", self.dataset, self.train_split)
+
+    def draw_train(self, count: int) -> datasets.Dataset:
+        """So many images of the train split, drawn at random by the seed."""
+        dataset = load_image_dataset(self.dataset, self.train_split, image_column=self.image_column)
+        dataset, self._bad_images["train"] = draw_images(dataset, count, self.seed)
+        return dataset
 
     def load_test(self) -> datasets.Dataset:
         """The test split, of `test_dataset` if that is given."""

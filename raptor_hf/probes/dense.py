@@ -298,6 +298,8 @@ def train_head(head: DenseHead, model: PreTrainedModel, maps: Maps, args: DenseA
         args.train_batch_size,
         shuffle=True,
         num_workers=args.dataloader_num_workers,
+        # Workers that stay know the sizes of the images, but not the epoch, which only cuts of images ask for.
+        persistent_workers=args.dataloader_num_workers > 0 and maps.features is not None,
         generator=torch.Generator().manual_seed(args.seed),
     )
     losses = []

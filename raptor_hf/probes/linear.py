@@ -269,6 +269,8 @@ def to_classifier(
     if not set(FEATURES[features]) <= set(taken):
         return None
     config = copy.deepcopy(backbone.config)
+    # Of what the backbone was saved as, Transformers would choose a class with another head.
+    config.architectures = []
     config.id2label = dict(enumerate(class_names))
     config.label2id = {name: index for index, name in enumerate(class_names)}
     classifier = AutoModelForImageClassification.from_config(config)
