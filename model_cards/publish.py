@@ -120,9 +120,10 @@ def main(argv: list[str] | None = None):
     try:
         results = read_json(run / "results.json")
         teacher_sha256 = weights_sha256(load_teacher(args.teacher))
-        if teacher_sha256 != read_json(run / "arguments.json")["weights_sha256"]["teacher"]:
+        noted = read_json(run / "arguments.json").get("weights_sha256", {})
+        if noted.get("teacher", teacher_sha256) != teacher_sha256:
             raise ValueError(f"--teacher {args.teacher} isn't the one that {run} was distilled from.")
-    except (OSError, KeyError) as error:
+    except OSError as error:
         parser.error(f"--run {run} holds no finished distillation ({error}).")
     except ValueError as error:
         parser.error(str(error))

@@ -14,7 +14,7 @@ from transformers import AutoImageProcessor, AutoModel
 
 from raptor_hf import RaptorModel
 from raptor_hf.fidelity import compare
-from raptor_hf.images import CenterCrop, PixelValues, load_image_dataset, load_image_processor
+from raptor_hf.images import CenterCrop, PixelValues, crop_size, load_image_dataset, load_image_processor
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = sorted((ROOT / "model_cards").glob("raptor-*"))
@@ -72,10 +72,12 @@ def test_its_card_tells_its_fidelity(folder, dinov2_small):
     if not path.is_dir():
         pytest.skip("the photos are not on this machine")
     photos = load_image_dataset(str(path), "validation").select(range(12))
-    images = PixelValues(photos, CenterCrop(load_image_processor(str(folder))))
+    processor = load_image_processor(str(folder))
+    images = PixelValues(photos, CenterCrop(processor))
     model = RaptorModel.from_pretrained(folder, dtype=torch.float32)
     measured = compare(model, dinov2_small, DataLoader(images, 12))["closed_loop"]
-    rows = re.findall(r"\| After stage 2 \| (\w+) \| ([\d.]+) \| ([\d.]+) \|", (folder / "README.md").read_text())
+    row = rf"\| At {crop_size(processor)} pixels \| (\w+) \| ([\d.]+) \| ([\d.]+) \|"
+    rows = re.findall(row, (folder / "README.md").read_text())
     assert {name for name, *_ in rows} == {"cls", "patch"}
     for name, last, lowest in rows:
         cosine = measured[name]["cosine"]
