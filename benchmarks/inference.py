@@ -5,14 +5,14 @@ from itertools import product
 from pathlib import Path
 
 import torch
-from timing import compare, machine, mebibytes, peak_memory
+from timing import check_seconds, compare, machine, mebibytes, peak_memory
 from transformers import Dinov2Config, Dinov2Model
 
 from raptor_hf import RaptorModel
 from raptor_hf.cost import stored_bytes
 from raptor_hf.fidelity import check_same_shape
 from raptor_hf.files import write_json
-from raptor_hf.parser import ConfigArgumentParser
+from raptor_hf.parser import ConfigArgumentParser, check_at_least_one
 from raptor_hf.summary import table
 from raptor_hf.teachers import load_teacher
 from raptor_hf.vision_models import load_vision_model
@@ -41,12 +41,16 @@ class Arguments:
     def __post_init__(self):
         if (self.model is None) != (self.teacher is None):
             raise ValueError("model and teacher are measured together: give both, or neither.")
+        check_at_least_one(self, "hidden_size", "num_hidden_layers", "num_phases", "rounds")
+        check_seconds(self.seconds)
+        if min(self.batch_sizes, default=0) < 1:
+            raise ValueError(f"batch_sizes must be one or more numbers of at least 1, got {self.batch_sizes}.")
         if self.hidden_size % 64:
             raise ValueError(f"hidden_size must be a multiple of 64, got {self.hidden_size}.")
         if self.num_hidden_layers % self.num_phases:
             raise ValueError(f"{self.num_hidden_layers} layers don't divide into {self.num_phases} equal phases.")
         for size in self.image_sizes:
-            if size % 14:
+            if size < 1 or size % 14:
                 raise ValueError(f"image_sizes must be multiples of the patch, 14 pixels, got {size}.")
         for name, allowed in (("dtypes", {"float32", "bfloat16", "float16"}), ("modes", {"eager", "compiled"})):
             if not set(getattr(self, name)) <= allowed:

@@ -9,8 +9,8 @@ from timing import compare
 from transformers import Dinov2Config, Dinov2Model
 
 from raptor_hf.files import write_json
-from raptor_hf.parser import ConfigArgumentParser
-from raptor_hf.phases import find_phases, layer_similarity, partition_objective
+from raptor_hf.parser import ConfigArgumentParser, check_at_least_one
+from raptor_hf.phases import check_partition, find_phases, layer_similarity, partition_objective
 from raptor_hf.summary import table
 
 
@@ -23,6 +23,11 @@ class Arguments:
     batch_size: int = field(default=32, metadata={"help": "Images a batch."})
     rounds: int = field(default=5, metadata={"help": "Times that each side is measured, in turn."})
     output_dir: str = field(default="outputs/benchmarks", metadata={"help": "Where phases.json goes."})
+
+    def __post_init__(self):
+        check_at_least_one(self, "num_phases", "hidden_size", "image_size", "batch_size", "rounds")
+        for layers in self.num_layers:
+            check_partition(layers, self.num_phases, min_size=2)
 
 
 def try_all_cuts(similarity, num_phases: int, min_size: int = 2) -> list[int]:

@@ -1,6 +1,7 @@
 """Two ways to do one thing, timed in turn in one process."""
 
 import gc
+import math
 import platform
 import re
 import statistics
@@ -14,6 +15,12 @@ import torch
 from tqdm.auto import tqdm
 
 CLEAR_PEAK = Path("/proc/self/clear_refs")
+
+
+def check_seconds(seconds: float):
+    """Raises ValueError unless a time is a positive number."""
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"seconds must be a positive number, got {seconds}.")
 
 
 def compare(sides: dict[str, Callable[[], object]], rounds: int = 5, seconds: float = 1.0, desc: str = "") -> dict:

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import torch
 from reference import ReferenceBlock, stage1_step, stage2_step
-from timing import compare, machine, mebibytes, peak_memory
+from timing import check_seconds, compare, machine, mebibytes, peak_memory
 from transformers import Dinov2Config, Dinov2Model
 
 from raptor_hf import RaptorModel
 from raptor_hf.distillation.module import DistillationModule, LossSettings
 from raptor_hf.distillation.muon import MuonAdamW, parameter_groups
 from raptor_hf.files import write_json
-from raptor_hf.parser import ConfigArgumentParser
+from raptor_hf.parser import ConfigArgumentParser, check_at_least_one
 from raptor_hf.summary import table
 from raptor_hf.teachers import trajectory
 
@@ -39,6 +39,12 @@ class Arguments:
     output_dir: str = field(default="outputs/benchmarks", metadata={"help": "Where training.json goes."})
 
     def __post_init__(self):
+        check_at_least_one(self, "hidden_size", "image_size", "batch_size", "rounds")
+        check_seconds(self.seconds)
+        if min(self.phase_sizes, default=0) < 1:
+            raise ValueError(f"phase_sizes must be one or more sizes of at least 1, got {self.phase_sizes}.")
+        if not all(0 <= share <= 1 for share in self.teacher_forcing):
+            raise ValueError(f"teacher_forcing is of shares from 0 to 1, got {self.teacher_forcing}.")
         if self.hidden_size % 64 or self.image_size % 14:
             raise ValueError(
                 f"hidden_size must be a multiple of 64 and image_size of 14, got {self.hidden_size} and "

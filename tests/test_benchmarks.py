@@ -1,5 +1,6 @@
 """The benchmarks run, compare like with like, and write what they measured."""
 
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -57,6 +58,28 @@ def test_inference(tmp_path, capsys):
     with pytest.raises(SystemExit) as error:
         inference.main(["--num_phases", "5"])
     assert error.value.code == 2
+
+
+@pytest.mark.parametrize(
+    "script, flags",
+    [
+        ("inference", ["--rounds", "0"]),
+        ("inference", ["--seconds", "nan"]),
+        ("inference", ["--batch_sizes", "0"]),
+        ("inference", ["--image_sizes", "0"]),
+        ("inference", ["--hidden_size", "0"]),
+        ("inference", ["--num_phases", "0"]),
+        ("training", ["--phase_sizes", "0"]),
+        ("training", ["--teacher_forcing", "2"]),
+        ("training", ["--batch_size", "0"]),
+        ("phases", ["--num_layers", "1"]),
+        ("phases", ["--num_phases", "0"]),
+    ],
+)
+def test_what_can_not_be_measured_is_refused_in_one_line(script, flags, capsys):
+    with pytest.raises(SystemExit) as refused:
+        importlib.import_module(script).main(flags)
+    assert refused.value.code == 2 and capsys.readouterr().err.count("\n") == 1
 
 
 def test_inference_of_a_raptor(tmp_path, capsys):

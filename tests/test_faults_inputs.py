@@ -64,6 +64,11 @@ REFUSED_AT_ONCE = [
     ("distill", {"save_steps": "inf"}, "save_steps"),
     ("distill", {"dataloader_num_workers": -1}, "dataloader_num_workers must be at least 0"),
     ("distill", {"dataloader_persistent_workers": True}, "dataloader_persistent_workers needs"),
+    (
+        "distill",
+        {"dataloader_num_workers": 1, "dataloader_prefetch_factor": 0},
+        "dataloader_prefetch_factor must be at least 1, got 0",
+    ),
     ("distill", {"load_best_model_at_end": True, "eval_strategy": "steps"}, "needs --metric_for_best_model"),
     (
         "distill",
@@ -97,6 +102,7 @@ REFUSED_EARLY = [
     ("distill", {"teacher": "MATERIAL/vit"}, "is a vit model, but a teacher must be one of dinov2"),
     ("distill", {"output_dir": "MATERIAL/teacher"}, "is in the teacher's own folder: give another --output_dir"),
     ("distill", {"output_dir": "MATERIAL/images"}, "is in the dataset's own folder: give another --output_dir"),
+    ("distill", {"output_dir": "/proc/of_no_process", "per_device_train_batch_size": 8}, "can't be made"),
     ("distill", {"image_size": 30}, "image_size 30 is not a multiple of the teacher's patch size 14"),
     ("distill", {"early_image_size": 15}, "early_image_size 15 is not a multiple of the teacher's patch size 14"),
     ("distill", {"early_image_size": 42}, "early_image_size 42 is larger than image_size 28"),

@@ -38,6 +38,7 @@ def main(argv: list[str] | None = None):
         max_steps = args.max_steps
         if max_steps <= 0:
             num_images = devices.num_images or len(load_image_dataset(data_args.dataset, data_args.train_split))
+            num_images = min(num_images, data_args.max_train_samples or num_images)
             global_batch = args.train_batch_size * args.gradient_accumulation_steps * devices.num_devices
             max_steps = math.ceil(args.num_train_epochs * (num_images // global_batch))
         results = estimate_run(teacher_config, config, args, devices, max_steps, image_size)

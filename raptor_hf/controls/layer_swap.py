@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from ..digits import digits_teacher
 from ..images import CenterCrop, PixelValues, load_image_processor
+from ..parser import check_at_least_one
 from ..phases import find_phases, layer_similarity, random_phases
 from ..probes.arguments import EvalArguments
 from ..summary import table
@@ -43,6 +44,10 @@ class Arguments(EvalArguments):
     num_phases: int = field(default=3, metadata={"help": "How many phases to find."})
     phase_images: int = field(default=512, metadata={"help": "Training images that the layer similarity is taken of."})
     output_dir: str = field(default="outputs/layer_swap", metadata={"help": "Where the results go."})
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_at_least_one(self, "num_phases", "phase_images")
 
 
 def measure(args: Arguments) -> dict:

@@ -277,6 +277,7 @@ class DistillationArguments(TrainingArguments):
             raise ValueError(f"dataloader_num_workers must be at least 0, got {self.dataloader_num_workers}.")
         if self.dataloader_persistent_workers and not self.dataloader_num_workers:
             raise ValueError("dataloader_persistent_workers needs dataloader_num_workers of at least 1.")
+        check_at_least_one(self, "dataloader_prefetch_factor")
         by_metric = {
             "load_best_model_at_end": self.load_best_model_at_end,
             "save_strategy best": self.save_strategy == SaveStrategy.BEST,

@@ -146,7 +146,10 @@ def _prepare(
     if not trajectory(teacher, pixel_values[None].to(args.device)).isfinite().all():
         raise ValueError(f"The states of teacher {model_args.teacher} are not finite: give a sound one.")
     if args.process_index == 0:
-        output_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            output_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"output_dir {output_dir} can't be made ({error}): give another --output_dir.") from error
         held.callback(lock(output_dir).release)
         # Not before: a command that is refused costs nothing.
         if args.overwrite_output_dir:

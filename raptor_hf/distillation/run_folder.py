@@ -96,6 +96,8 @@ def check_same_weights(output_dir: Path, settings: dict, models: dict[str, PreTr
     """Notes the checksums of the weights that a run starts from; ValueError if they are others than at its start."""
     path, found = output_dir / ARGUMENTS_NAME, {name: weights_sha256(model) for name, model in models.items()}
     noted = read_json(path).get(WEIGHTS_KEY) or {}
+    if not isinstance(noted, dict):
+        raise ValueError(f"{path} is damaged (its {WEIGHTS_KEY} are no names and checksums): give another folder.")
     for name in noted:
         if found.get(name) != noted[name]:
             raise ValueError(

@@ -1,6 +1,7 @@
 """Linear probes: how far one linear layer on a frozen backbone's features gets."""
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ from transformers import (
 )
 
 from ..images import RandomResizedCrop, check_crop_scale, crop_size
+from ..parser import check_at_least_one
 from ..teacher_training import LabelledPixelValues, TeacherTrainer
 from .classification import FEATURES, ClassificationArguments, stratified_folds
 from .features import forward_features
@@ -78,8 +80,11 @@ class LinearProbeArguments(ClassificationArguments):
     def __post_init__(self):
         super().__post_init__()
         check_crop_scale(self.crop_scale)
-        if not self.strengths or min(self.strengths) <= 0:
+        if not self.strengths or not all(strength > 0 for strength in self.strengths):
             raise ValueError(f"strengths must be positive, got {self.strengths}.")
+        check_at_least_one(self, "train_batch_size")
+        if not 0 < self.num_train_epochs < math.inf:
+            raise ValueError(f"num_train_epochs must be a positive number, got {self.num_train_epochs}.")
         if self.protocol == "paper" and self.folds is not None:
             raise ValueError("folds goes with --protocol fast: name a test split for the other.")
         if self.protocol == "fast" and self.head is not None:
