@@ -390,7 +390,10 @@ def _trained_at(results: dict) -> str | None:
 def _time(seconds: float | None) -> str | None:
     if seconds is None:
         return None
-    return _figure(seconds / 3600, "{:.1f} hours") if seconds >= 3600 else _figure(seconds, "{:.0f} seconds")
+    for unit, name, template in ((3600, "hours", "{:.1f}"), (60, "minutes", "{:.0f}")):
+        if seconds >= unit:
+            return f"{_figure(seconds / unit, template)} {name}"
+    return _figure(seconds, "{:.0f} seconds")
 
 
 def _arguments(arguments: dict) -> list[tuple[str, str]]:
@@ -398,6 +401,8 @@ def _arguments(arguments: dict) -> list[tuple[str, str]]:
     rows = []
     for name, value in arguments.items():
         text = ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+        if name == "num_train_epochs" and (arguments.get("max_steps") or 0) > 0:
+            continue
         shown = name in OPTIMIZATION_ARGUMENTS if name in standard else not PRIVATE_ARGUMENT.search(name)
         if shown and value is not None and text and not LOCAL_PATH.search(text):
             rows.append((name, text))

@@ -214,7 +214,7 @@ def test_what_a_published_raptor_tells_besides(model):
     assert "| Layer | cls, cosine | cls, R&#178; | cls, relative error |" in text.replace("R²", "R&#178;")
     assert "| 3 | 0.700 | 0.550 | 0.300 |" in text.partition("At 224 pixels")[2]
     assert "| claim 0 | holds | does not hold |" in text and "<b>" not in text
-    assert "the training of the Raptor it went on from, 13,000 images seen in 3000 seconds" in text
+    assert "the training of the Raptor it went on from, 13,000 images seen in 50 minutes" in text
     launch = "accelerate launch training/distill.py --config training/configs/"
     flags = "--phase_sizes 7 5 --init outputs/the-first"
     first, then = (
