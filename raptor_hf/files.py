@@ -29,9 +29,9 @@ def write_json(path: str | Path, content):
         aside.unlink(missing_ok=True)
 
 
-def read_json(path: str | Path, kind: type = dict) -> dict | list:
+def read_json(path: str | Path, kind: type = dict, instead: str = "delete it, or give another folder") -> dict | list:
     """
-    The object, or whatever `kind` says, that a JSON file holds.
+    The object, or whatever `kind` says, that a JSON file holds. An error says what to do `instead`.
 
     Raises:
         FileNotFoundError: if there is no such file.
@@ -40,9 +40,9 @@ def read_json(path: str | Path, kind: type = dict) -> dict | list:
     try:
         content = json.loads(Path(path).read_text())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged ({error}): delete it, or give another folder.") from error
+        raise ValueError(f"{path} is damaged ({error}): {instead}.") from error
     if not isinstance(content, kind):
-        raise ValueError(f"{path} is damaged (it holds no {kind.__name__}): delete it, or give another folder.")
+        raise ValueError(f"{path} is damaged (it holds no {kind.__name__}): {instead}.")
     return content
 
 
@@ -51,6 +51,8 @@ def check_writable(folder: str | Path, files: Iterable[str] = ()):
     Raises ValueError if a folder, or the nearest one above it that is there, can't be written to, or if a folder lies
     there under the name of one of the files to be written.
     """
+    if not str(folder):
+        raise ValueError("output_dir is empty: name a folder.")
     folder = Path(folder).absolute()
     try:
         # A link that leads nowhere is there, too: no folder can be made in its place.

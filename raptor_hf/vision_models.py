@@ -155,6 +155,8 @@ def token_slices(config: PretrainedConfig) -> dict[str, slice]:
             f"{', '.join(TOKEN_LAYOUTS)}. Of another Vision Transformer state it, for instance "
             "--token_layout cls register=4 patch, or token_layout=['cls', 'register=4', 'patch']."
         )
+    if not isinstance(layout, (list, tuple)) or not all(isinstance(part, str) for part in layout):
+        raise ValueError(f"A token layout must be a list of words such as cls, register=4 and patch, got {layout!r}.")
     counts = dict(part.partition("=")[::2] for part in layout)
     sound = set(counts) <= {"cls", "register", "patch"} and all(not n or n.isdigit() for n in counts.values())
     if not sound or len(counts) < len(layout) or layout[-1] != "patch":

@@ -78,6 +78,21 @@ def test_damaged_notes_of_a_run(material, finished, tmp_path, capsys, name, cont
     assert list((tmp_path / "run").glob("checkpoint-*"))
 
 
+def test_damaged_arguments_are_not_to_be_deleted(material, finished, tmp_path, capsys):
+    shutil.copytree(finished, tmp_path / "run")
+    (tmp_path / "run" / "arguments.json").write_text("[]")
+    error = refusal(capsys, 2, "distill", FEW, material, tmp_path / "run")
+    assert "arguments.json is damaged" in error and "--overwrite_output_dir true" in error and "delete" not in error
+
+
+@pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json"])
+def test_a_finished_run_with_a_damaged_file_is_saved_again(material, finished, tmp_path, name):
+    shutil.copytree(finished, tmp_path / "run")
+    (tmp_path / "run" / name).write_text("{")
+    run("distill", FEW, material, tmp_path / "run")
+    assert (tmp_path / "run" / name).read_bytes() == (finished / name).read_bytes()
+
+
 @pytest.mark.parametrize("content", ["{", "[]", '{"images_seen": "many"}', '{"earlier_training": [1]}'])
 def test_a_raptor_whose_results_are_damaged_is_refused_at_once(
     material,

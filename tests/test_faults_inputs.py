@@ -63,6 +63,18 @@ REFUSED_AT_ONCE = [
     ("distill", {"max_grad_norm": "nan"}, "max_grad_norm must be a finite number, got nan"),
     ("distill", {"save_steps": "inf"}, "save_steps"),
     ("distill", {"dataloader_num_workers": -1}, "dataloader_num_workers must be at least 0"),
+    ("distill", {"output_dir": ""}, "output_dir is empty: name a folder"),
+    ("distill", {"lr_scheduler_kwargs": '{"num_cycles": NaN}'}, "num_cycles must be a finite number, got nan"),
+    (
+        "distill",
+        {"lr_scheduler_type": "inverse_sqrt", "lr_scheduler_kwargs": '{"timescale": 0}'},
+        "give no schedule",
+    ),
+    (
+        "distill",
+        {"accelerator_config": '{"gradient_accumulation_kwargs": {"num_steps": 3}}'},
+        "gradient_accumulation_kwargs are --gradient_accumulation_steps here",
+    ),
     ("distill", {"dataloader_persistent_workers": True}, "dataloader_persistent_workers needs"),
     (
         "distill",
@@ -103,6 +115,11 @@ REFUSED_EARLY = [
     ("distill", {"output_dir": "MATERIAL/teacher"}, "is in the teacher's own folder: give another --output_dir"),
     ("distill", {"output_dir": "MATERIAL/images"}, "is in the dataset's own folder: give another --output_dir"),
     ("distill", {"output_dir": "/proc/of_no_process", "per_device_train_batch_size": 8}, "can't be made"),
+    (
+        "distill",
+        {"eval_strategy": "steps", "save_strategy": "best", "metric_for_best_model": "register_cosine"},
+        "register_cosine is of registers, and the teacher has none",
+    ),
     ("distill", {"image_size": 30}, "image_size 30 is not a multiple of the teacher's patch size 14"),
     ("distill", {"early_image_size": 15}, "early_image_size 15 is not a multiple of the teacher's patch size 14"),
     ("distill", {"early_image_size": 42}, "early_image_size 42 is larger than image_size 28"),

@@ -143,6 +143,8 @@ def test_weights_that_are_not_finite_are_refused(teacher):
 DAMAGED_PROCESSORS = [
     *({"image_std": [0, 1, 1]}, {"size": {"side": 3}}, {"image_mean": "grey"}, {"image_std": [1e-45] * 3}),
     *({"rescale_factor": float("nan")}, {"rescale_factor": 1e300}, {"rescale_factor": 0}, None),
+    *({"size": {"shortest_edge": 10_000_000}}, {"crop_size": {"height": 28, "width": 1_000_000}}),
+    {"crop_size": {"shortest_edge": 28}},
 ]
 
 
@@ -153,6 +155,15 @@ def test_a_damaged_image_processor_is_refused(teacher, changes):
     file.write_text("{" if changes is None else json.dumps(json.loads(file.read_text()) | changes))
     with pytest.raises(ValueError, match=r"The image processor in .* can't be used"):
         load_image_processor(str(teacher))
+
+
+def test_images_that_are_not_square_are_refused(teacher):
+    load_image_processor("no model here", 28).save_pretrained(teacher)
+    file = teacher / "preprocessor_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"crop_size": {"height": 28, "width": 56}}))
+    with pytest.raises(ValueError, match="not square"):
+        load_image_processor(str(teacher))
+    assert dict(load_image_processor(str(teacher), 28).crop_size) == {"height": 28, "width": 28}
 
 
 def test_code_in_a_folder_does_not_run_unasked(raptor, teacher, tmp_path):

@@ -198,6 +198,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(whole, tmp_path, monkeypatch, 
     [
         (torch.OutOfMemoryError("CUDA out of memory"), "Out of memory: lower --per_device_train_batch_size"),
         (MemoryError(), "Out of memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "Out of memory"),
         (OSError(errno.ENOSPC, "No space left on device"), "The disk is full"),
     ],
 )

@@ -300,7 +300,17 @@ class DistillationArguments(TrainingArguments):
             eps=self.adam_epsilon,
             weight_decay=self.weight_decay,
         )
-        get_scheduler(self.lr_scheduler_type, optimizer, 0, 1, scheduler_specific_kwargs=self.lr_scheduler_kwargs)
+        for name, value in (self.lr_scheduler_kwargs or {}).items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"lr_scheduler_kwargs: {name} must be a finite number, got {value}.")
+        try:
+            get_scheduler(self.lr_scheduler_type, optimizer, 0, 1, scheduler_specific_kwargs=self.lr_scheduler_kwargs)
+        except ArithmeticError as error:
+            raise ValueError(f"lr_scheduler_kwargs {self.lr_scheduler_kwargs} give no schedule ({error}).") from error
+        if getattr(self.accelerator_config, "gradient_accumulation_kwargs", None):
+            raise ValueError(
+                "accelerator_config: gradient_accumulation_kwargs are --gradient_accumulation_steps here."
+            )
         if self.push_to_hub:
             validate_repo_id(self.repo_id)
         if self.save_only_model:

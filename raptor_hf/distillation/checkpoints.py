@@ -3,6 +3,7 @@
 import logging
 from pathlib import Path
 
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ..files import file_sha256, read_json, remove_path, write_json, written_aside
@@ -29,7 +30,8 @@ def is_whole(folder: Path) -> bool:
     """Whether a checkpoint has all files that were saved, unchanged to the bit; others may lie beside them."""
     try:
         noted = read_json(folder / CHECKSUMS_NAME)
-        return bool(noted) and all(file_sha256(folder / name) == checksum for name, checksum in noted.items())
+        saved = len(noted) > 1 and TRAINER_STATE_NAME in noted
+        return saved and all(file_sha256(folder / name) == checksum for name, checksum in noted.items())
     except (OSError, ValueError):
         return False
 

@@ -185,7 +185,10 @@ def told_in_one_line():
     except BadImageError as error:
         # From a worker of the data loader it comes with the worker's traceback.
         raise RunStopped(str(error).strip().splitlines()[-1].split("BadImageError: ")[-1]) from error
-    except (MemoryError, torch.OutOfMemoryError) as error:
+    except (MemoryError, RuntimeError) as error:
+        memory_full = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(error)
+        if not memory_full:
+            raise
         raise RunStopped(
             "Out of memory: lower --per_device_train_batch_size and raise --gradient_accumulation_steps by the same "
             "factor, or, where images are large, lower --dataloader_num_workers; the run then goes on from its last "

@@ -117,6 +117,9 @@ def _prepare(
         if any(size % side for side in patch_size):
             shown = patch_size[0] if len(set(patch_size)) == 1 else patch_size
             raise ValueError(f"{name} {size} is not a multiple of the teacher's patch size {shown}.")
+    asked = (args.metric_for_best_model or "").removeprefix("eval_")
+    if asked.startswith("register_") and not getattr(teacher_config, "num_register_tokens", 0):
+        raise ValueError(f"metric_for_best_model {asked} is of registers, and the teacher has none.")
     if (args.early_image_size or 0) > image_size:
         raise ValueError(f"early_image_size {args.early_image_size} is larger than image_size {image_size}.")
     phase_sizes = model_args.phase_sizes

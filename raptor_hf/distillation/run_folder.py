@@ -54,7 +54,8 @@ def earlier_results(output_dir: Path, settings: dict) -> dict | None:
             )
         check_holds_no_model(output_dir)
         return None
-    earlier = read_json(path)
+    # Without it nothing says what the checkpoints are of.
+    earlier = read_json(path, instead="give another --output_dir, or --overwrite_output_dir true")
     changed = [name for name in settings if earlier.get(name) != settings[name]]
     if changed:
         name = changed[0]
@@ -63,6 +64,12 @@ def earlier_results(output_dir: Path, settings: dict) -> dict | None:
             "give another --output_dir, or --overwrite_output_dir true."
         )
     if not all((output_dir / name).is_file() for name in (RESULTS_NAME, *SAVED_NAMES)):
+        return None
+    try:
+        for name in (CONFIG_NAME, IMAGE_PROCESSOR_NAME):
+            read_json(output_dir / name)
+    except ValueError:
+        logger.warning("%s is damaged: the Raptor is saved again.", name)
         return None
     finished = read_json(output_dir / RESULTS_NAME)
     missing = sorted({"fidelity", "phase_sizes", "weights_sha256"} - set(finished))
@@ -101,8 +108,8 @@ def check_same_weights(output_dir: Path, settings: dict, models: dict[str, PreTr
     for name in noted:
         if found.get(name) != noted[name]:
             raise ValueError(
-                f"{name} {settings[name]} has other weights than when the run in output_dir {output_dir} began: give "
-                "another --output_dir, or --overwrite_output_dir true."
+                f"{name} {settings.get(name)} has other weights than when the run in output_dir {output_dir} began: "
+                "give another --output_dir, or --overwrite_output_dir true."
             )
     if not noted:
         write_json(path, settings | {WEIGHTS_KEY: found})

@@ -40,7 +40,7 @@ def load_image_processor(name_or_path: str, image_size: int | None = None) -> Ba
             image_mean=[0.485, 0.456, 0.406],
             image_std=[0.229, 0.224, 0.225],
         )
-    if image_size is not None and crop_size(processor) != image_size:
+    if image_size is not None and (crop_size(processor) != image_size or not _makes_squares(processor)):
         square = {"height": image_size, "width": image_size}
         if "height" in processor.size:
             processor.size = square
@@ -49,6 +49,11 @@ def load_image_processor(name_or_path: str, image_size: int | None = None) -> Ba
             processor.size = {"shortest_edge": round(image_size * scale)}
             processor.do_center_crop = True
         processor.crop_size = square
+    if not _makes_squares(processor):
+        raise ValueError(
+            f"The image processor of {name_or_path} makes images that are not square ({dict(_made(processor))}): give "
+            "--image_size."
+        )
     return processor
 
 
@@ -66,8 +71,11 @@ def _of_images(processor: BaseImageProcessor) -> BaseImageProcessor:
 
 
 def _check_image_processor(processor: BaseImageProcessor):
-    if crop_size(processor) < 1:
-        raise ValueError(f"it makes images of {crop_size(processor)} pixels")
+    if _made(processor) is not processor.size and "height" not in processor.crop_size:
+        raise ValueError(f"its crop_size {dict(processor.crop_size)} has no height and width")
+    sides = [*dict(processor.size).values(), *dict(_made(processor)).values()]
+    if min(sides) < 1 or max(sides) ** 2 > (Image.MAX_IMAGE_PIXELS or math.inf):
+        raise ValueError(f"it makes images of {max(sides)} pixels")
     mean, std = (torch.tensor(values, dtype=torch.float) for values in (processor.image_mean, processor.image_std))
     factor = processor.rescale_factor if processor.do_rescale else 1.0
     black, white = ((level * factor - mean) / std for level in (0, 255))
@@ -80,5 +88,14 @@ def _check_image_processor(processor: BaseImageProcessor):
 
 def crop_size(processor: BaseImageProcessor) -> int:
     """Height, in pixels, of the images that a processor makes."""
-    crop = processor.crop_size if getattr(processor, "do_center_crop", False) else processor.size
-    return crop["height"] if "height" in crop else crop["shortest_edge"]
+    made = _made(processor)
+    return made["height"] if "height" in made else made["shortest_edge"]
+
+
+def _made(processor: BaseImageProcessor):
+    """What a processor says of the size of the images that it makes."""
+    return processor.crop_size if getattr(processor, "do_center_crop", False) else processor.size
+
+
+def _makes_squares(processor: BaseImageProcessor) -> bool:
+    return _made(processor).get("height") == _made(processor).get("width")
