@@ -1,4 +1,4 @@
-"""Phases: how alike a teacher's layers are, and where to cut its depth (arXiv 2512.19941)."""
+"""Phases: how alike a teacher's layers are, and where to cut its depth (arXiv 2512.19941, phase discovery)."""
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -66,7 +66,7 @@ def find_phases(
         The phase sizes; they sum to L.
 
     Raises:
-        ValueError: if the matrix isn't square and finite, or the layers can't be cut so.
+        ValueError: if the matrix isn't square and finite, the layers can't be cut so, or the objective is unknown.
     """
     similarity = _checked(similarity)
     num_layers = len(similarity)
@@ -103,6 +103,9 @@ def partition_objective(
     Args:
         similarity: (L, L).
         block_assignment: the block of each of the L layers.
+
+    Raises:
+        ValueError: if the matrix isn't square and finite, is of another number of layers, or the objective is unknown.
     """
     similarity, blocks = _checked(similarity), np.asarray(block_assignment)
     if len(blocks) != len(similarity):
@@ -125,7 +128,12 @@ def check_partition(num_layers: int, num_phases: int, min_size: int):
 
 
 def random_phases(num_layers: int, num_phases: int, min_size: int = 1, seed: int = 0) -> list[int]:
-    """Sizes of random contiguous phases, uniform over all such segmentations: a baseline."""
+    """
+    Sizes of random contiguous phases, each at least `min_size`, uniform over all such segmentations: a baseline.
+
+    Raises:
+        ValueError: if the layers can't be cut so.
+    """
     check_partition(num_layers, num_phases, min_size)
     spare = num_layers - num_phases * min_size
     # Stars and bars: each choice of bars among the spare layers is one segmentation.

@@ -12,7 +12,17 @@ from .losses import layer_loss
 
 @dataclass
 class LossSettings:
-    """How the layers' losses are weighed. Weights are of cls, registers and patches; see [`layer_loss`]."""
+    """
+    How the layers' losses are weighed; see [`layer_loss`]. Weights are of cls, registers and patches, `None` for the
+    plain MSE over all tokens.
+
+    Args:
+        stage1_weights, last_phase_weights: in stage 1, those of all phases but the last, and of the last.
+        stage2_weights: in stage 2.
+        normalize: whether each layer's loss is relative to the mean square of the teacher's state.
+        cosine_weight: of 1 - cosine, which is added to the loss.
+        output_only: whether stage 2 compares the last layer alone (the paper's control).
+    """
 
     stage1_weights: list[float] | None = None
     last_phase_weights: list[float] | None = None
@@ -24,8 +34,8 @@ class LossSettings:
 
 class DistillationModule(nn.Module):
     """
-    Trains a Raptor to reproduce every state of a teacher's trajectory (arXiv 2512.19941). The embeddings and the
-    final LayerNorm are the teacher's and stay frozen.
+    A Raptor and its losses: it is to reproduce every state of a teacher's trajectory (arXiv 2512.19941, both stages of
+    its training). Its embeddings and its final LayerNorm are the teacher's, and are frozen here.
 
     Args:
         student: the Raptor; its depth must be the teacher's.

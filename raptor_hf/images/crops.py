@@ -14,7 +14,7 @@ CROP_RATIO = (3 / 4, 4 / 3)
 
 
 class CenterCrop:
-    """The image processor's own way: resize, centre crop, normalise. Row -> (channels, height, width)."""
+    """The image processor's own way: resize, centre crop, normalise. Image -> (channels, height, width), float32."""
 
     def __init__(self, processor: BaseImageProcessor):
         self.processor = processor
@@ -29,7 +29,14 @@ class RandomResizedCrop:
     flipped half the time, normalised as the image processor does. Image -> (channels, image_size, image_size).
 
     Args:
-        augment_ratio: share of the crops that [`trivial_augment`] alters.
+        processor: whose mean and standard deviation pixels are normalised by.
+        image_size: side of the crops, in pixels.
+        scale: lowest and highest share of the area, in 0..1.
+        flip: whether half the crops are mirrored.
+        augment_ratio: share of the crops that [`trivial_augment`] alters, in 0..1.
+
+    Raises:
+        ValueError: if the image processor doesn't take pixels of 0..1 and normalise them.
     """
 
     def __init__(
