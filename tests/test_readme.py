@@ -50,8 +50,22 @@ def test_swap_it_in_is_one_line_and_the_code_after_it_runs(tmp_path, monkeypatch
     torch.testing.assert_close(outputs[old].hidden_states[0], outputs[new].hidden_states[0])
 
 
-def test_a_raptor_straight_from_a_teacher(tmp_path, monkeypatch):
+def test_a_head_of_ones_own(tmp_path, monkeypatch):
     code = blocks(section("Swap it in"), "python")[1]
+    monkeypatch.chdir(tmp_path)
+    RaptorModel.from_teacher(tiny_teacher(), [3, 3]).save_pretrained("model_cards/raptor-dinov2-small-k3")
+    scope = {"torch": torch}
+    exec(code, scope)
+    classifier = scope["classifier"]
+    assert classifier(torch.zeros(2, 3, 28, 28)).logits.shape == (2, 10)
+    torch.testing.assert_close(
+        classifier.raptor.state_dict(),
+        RaptorModel.from_pretrained("model_cards/raptor-dinov2-small-k3", dtype=torch.float32).state_dict(),
+    )
+
+
+def test_a_raptor_straight_from_a_teacher(tmp_path, monkeypatch):
+    code = blocks(section("Swap it in"), "python")[2]
     monkeypatch.chdir(tmp_path)
     tiny_teacher(layers=12).save_pretrained("facebook/dinov2-small")
     scope = {"RaptorModel": RaptorModel, "pixel_values": torch.zeros(1, 3, 28, 28)}
