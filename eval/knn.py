@@ -26,6 +26,7 @@ class Arguments(ClassificationArguments):
         super().__post_init__()
         if not self.k or min(self.k) < 1:
             raise ValueError(f"k must be at least 1, got {self.k}.")
+        self.k = sorted(set(self.k))
         if not 0 < self.temperature < math.inf:
             raise ValueError(f"temperature must be positive, got {self.temperature}.")
 

@@ -119,8 +119,9 @@ def plot_confusion(labels, predictions, class_names: Sequence[str], title: str =
         image = axes.imshow(shares, cmap="viridis", vmin=0.0, vmax=1.0)
         figure.colorbar(image, label="share of the class", shrink=0.8)
         if len(class_names) <= 40:
-            axes.set_xticks(range(len(class_names)), class_names, rotation=90)
-            axes.set_yticks(range(len(class_names)), class_names)
+            # Names are text: a dollar in them begins no formula.
+            axes.set_xticks(range(len(class_names)), class_names, rotation=90, parse_math=False)
+            axes.set_yticks(range(len(class_names)), class_names, parse_math=False)
         axes.set(xlabel="predicted class", ylabel="class", title=title)
     return figure
 

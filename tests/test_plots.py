@@ -21,6 +21,11 @@ def test_fidelity_draws_every_curve_and_shades_every_second_phase():
     assert right.get_title() == "after stage 2"
 
 
+def test_class_names_are_text_and_no_formulas(tmp_path):
+    names = ["$\\frac{$", "<b>$5$</b>", "x^2_$"]
+    assert save_figure(plot_confusion([0, 1, 2], [0, 1, 2], names), tmp_path / "confusion").is_file()
+
+
 def test_confusion_shows_the_share_of_each_class():
     figure = plot_confusion([0, 0, 1, 1], [0, 1, 1, 1], ["cat", "dog", "eel"])
     shares = figure.axes[0].images[0].get_array()

@@ -62,6 +62,8 @@ class EvalArguments:
 
     def __post_init__(self):
         check_at_least_one(self, "max_samples", "image_size", "batch_size")
+        if self.dataloader_num_workers < 0:
+            raise ValueError(f"dataloader_num_workers must not be negative, got {self.dataloader_num_workers}.")
         self._bad_images = {}
 
     def load_model(self) -> tuple[PreTrainedModel, BaseImageProcessor]:
